@@ -1,0 +1,42 @@
+"""gunicorn's configuration, from the same settings as the application's. `python -m api` adds the bound socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from api.app import STOPPING
+from api.logs import logging_config
+from worker.jobs.settings import Settings
+
+_settings = Settings.from_environment(os.environ)
+_SHARED_MEMORY = Path("/dev/shm")
+
+worker_class = "gthread"
+workers = _settings.api_workers
+threads = _settings.api_threads
+keepalive = 15
+# A thread that serves a long poll is told to end it (below); the rest needs far less than this.
+graceful_timeout = 30
+# On a disk the heartbeat's fchmod can block for as long as the disk does, and the arbiter kills a healthy worker.
+worker_tmp_dir = str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None
+control_socket_disable = True
+proc_name = "omnivoice-api"
+logconfig_dict = logging_config(_settings.log_level)
+
+
+def post_worker_init(worker: Any) -> None:
+    """Let SIGTERM end long polls at once: each would hold the stop for as long as its client asked to wait."""
+    stopping = worker.wsgi.extensions[STOPPING]
+    leave = signal.getsignal(signal.SIGTERM)
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        stopping.set()
+        if callable(leave):
+            leave(signum, frame)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.siginterrupt(signal.SIGTERM, False)

@@ -1,0 +1,23 @@
+# One worker, one process, at most one GPU. The torch of PyPI brings its own CUDA libraries; the host needs the driver and
+# the NVIDIA container toolkit. Without a GPU it runs on the CPU.
+# Build from the repository's root: docker build -f infra/docker/worker.Dockerfile -t omnivoice-queue-worker .
+FROM python:3.11-slim-bookworm
+
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1
+WORKDIR /app
+
+COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
+COPY omnivoice ./omnivoice
+COPY worker ./worker
+COPY api ./api
+RUN pip install --constraint constraints.txt '.[worker]' \
+    && useradd --system --uid 10001 --create-home omnivoice \
+    && mkdir /models && chown omnivoice /models
+
+USER omnivoice
+WORKDIR /
+# Downloads from the Hub go here: a volume keeps them when the container goes.
+ENV HF_HOME=/models
+VOLUME /models
+# SIGTERM drains: what runs is finished, the rest is handed back. Give it longer than OMNIVOICE_DRAIN_SECONDS.
+ENTRYPOINT ["python", "-m", "worker"]

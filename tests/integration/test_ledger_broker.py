@@ -1,0 +1,138 @@
+"""Messages, and the reconciler's view of the broker's list, on a real Redis through real Celery."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from job_examples import claimed, running, submitted
+from redis import Redis
+from servers import wait_until
+
+from worker.jobs import names
+from worker.jobs.broker import make_celery, publish
+from worker.jobs.ledger import Ledger
+from worker.jobs.models import Queue
+from worker.jobs.settings import Settings
+
+
+@pytest.fixture
+def app(redis_settings: Settings) -> Iterator[Celery]:
+    app = make_celery(redis_settings)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def ledger(redis_client: Redis, redis_settings: Settings) -> Ledger:
+    return Ledger(redis_client, redis_settings)
+
+
+def body_of(message: str) -> Any:
+    """Celery's (args, kwargs, embed) of a message as it lies in the list."""
+    return json.loads(base64.b64decode(json.loads(message)["body"]))
+
+
+def take_message(redis_client: Redis, prefix: str, queue: Queue) -> str:
+    """What a worker's consumer does: the oldest message leaves the list. Gives the job's id."""
+    args, _, _ = body_of(redis_client.rpop(names.message_list_key(prefix, queue.value)))
+    return str(args[0])
+
+
+@pytest.mark.parametrize("queue", list(Queue))
+def test_a_message_carries_only_the_id(app: Celery, redis_client: Redis, prefix: str, queue: Queue) -> None:
+    job_id = names.new_job_id()
+    assert publish(app, job_id, queue)
+    messages = redis_client.lrange(names.message_list_key(prefix, queue.value), 0, -1)
+    assert len(messages) == 1
+    headers = json.loads(messages[0])["headers"]
+    assert (headers["task"], headers["argsrepr"], headers["kwargsrepr"]) == (names.TASK_NAME, "", "")
+    assert body_of(messages[0])[:2] == [[job_id], {}]
+
+
+def test_every_key_of_the_broker_is_under_the_prefix(app: Celery, redis_client: Redis, prefix: str) -> None:
+    before = set(redis_client.keys("*"))
+    publish(app, names.new_job_id(), Queue.BULK)
+    new = set(redis_client.keys("*")) - before
+    assert new
+    assert all(key.startswith(names.broker_prefix(prefix)) for key in new), new
+
+
+def test_publishing_without_redis_is_reported_not_raised(caplog: pytest.LogCaptureFixture) -> None:
+    app = make_celery(Settings(redis_url="redis://:secret-word@127.0.0.1:1/0"))
+    with caplog.at_level(logging.WARNING):
+        assert publish(app, names.new_job_id(), Queue.INTERACTIVE) is False
+    assert "was not announced" in caplog.text
+    assert "secret-word" not in caplog.text
+
+
+def test_a_long_backlog_is_not_announced_again(app: Celery, ledger: Ledger, redis_client: Redis, prefix: str) -> None:
+    ids = [submitted(ledger) for _ in range(5)]
+    for job_id in ids:
+        publish(app, job_id, Queue.INTERACTIVE)
+    make_all_due(redis_client, prefix)
+    assert ledger.overdue() == []  # their messages are still in the list
+    assert redis_client.llen(names.message_list_key(prefix, "interactive")) == 5
+
+
+def test_a_message_lost_within_a_backlog_is_announced_again(
+    app: Celery, ledger: Ledger, redis_client: Redis, prefix: str
+) -> None:
+    lost, taken, *waiting = ids = [
+        submitted_before(ledger, redis_client, prefix, age) for age in (4000, 3000, 2000, 1000)
+    ]
+    for job_id in ids:
+        publish(app, job_id, Queue.INTERACTIVE)
+    assert take_message(redis_client, prefix, Queue.INTERACTIVE) == lost  # and its worker dies before the claim
+    make_all_due(redis_client, prefix)
+    assert ledger.overdue() == []  # nothing tells yet that it is gone
+    assert take_message(redis_client, prefix, Queue.INTERACTIVE) == taken
+    claimed(ledger, taken)
+    make_all_due(redis_client, prefix)
+    assert ledger.overdue() == [(lost, Queue.INTERACTIVE)]
+    make_all_due(redis_client, prefix)
+    assert ledger.overdue() == []
+    assert len(waiting) == redis_client.llen(names.message_list_key(prefix, "interactive"))
+
+
+def test_a_job_that_was_never_announced_is_found(ledger: Ledger) -> None:
+    job_id = submitted(ledger, queue="bulk")
+    wait_until(lambda: ledger.overdue() == [(job_id, Queue.BULK)], 5, "the announcement")
+
+
+def test_a_dead_workers_job_is_found_behind_any_backlog(
+    app: Celery, ledger: Ledger, redis_client: Redis, prefix: str
+) -> None:
+    waiting = [submitted(ledger) for _ in range(20)]
+    for job_id in waiting:
+        publish(app, job_id, Queue.INTERACTIVE)
+    claim = running(ledger, submitted(ledger))
+    make_all_due(redis_client, prefix)
+    wait_until(lambda: ledger.overdue(limit=1) == [(claim.id, Queue.INTERACTIVE)], 5, "the announcement")
+
+
+def test_overdue_looks_at_no_more_than_its_limit(ledger: Ledger, redis_client: Redis, prefix: str) -> None:
+    ids = {submitted(ledger) for _ in range(7)}
+    make_all_due(redis_client, prefix)
+    found = [ledger.overdue(limit=3) for _ in range(4)]
+    assert [len(each) for each in found] == [3, 3, 1, 0]
+    assert {job_id for each in found for job_id, _ in each} == ids
+
+
+def submitted_before(ledger: Ledger, redis_client: Redis, prefix: str, age_ms: int) -> str:
+    """A job announced `age_ms` ago, so that the order of several does not hang on the clock's steps."""
+    job_id = submitted(ledger)
+    redis_client.hincrby(names.job_key(prefix, job_id), "announced_ms", -age_ms)
+    return job_id
+
+
+def make_all_due(redis_client: Redis, prefix: str) -> None:
+    """As if the time had come at which the reconciler looks at each waiting job."""
+    key = names.due_key(prefix, "interactive")
+    for job_id in redis_client.zrange(key, 0, -1):
+        redis_client.zadd(key, {job_id: 0})

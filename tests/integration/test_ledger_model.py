@@ -1,0 +1,244 @@
+"""The Lua scripts against a plain model: any sequence of calls, time passing at any moment (Hypothesis)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
+from job_examples import FAILURE, new_job, result_of
+from redis import Redis
+
+from worker.jobs import names
+from worker.jobs.errors import QueueFull
+from worker.jobs.ledger import CancelOutcome, Claim, Hold, Ledger, RefusalReason
+from worker.jobs.models import Queue, Status
+from worker.jobs.settings import Settings
+
+MAX_ATTEMPTS = 2
+MAX_QUEUE = 4
+
+
+@dataclass
+class Model:
+    """What a job should be. `lease` is None, "live" or "lapsed"."""
+
+    status: Status = Status.QUEUED
+    token: int = 0
+    attempts: int = 0
+    lease: str | None = None
+    counted: bool = False
+    cancel: bool = False
+    expired: bool = False
+
+    def finish(self, status: Status) -> None:
+        self.status, self.lease = status, None
+
+    def requeue(self) -> None:
+        self.status, self.lease, self.counted, self.token = Status.QUEUED, None, False, self.token + 1
+
+    def is_held_by(self, claim: Claim) -> bool:
+        return not self.status.is_final and self.lease is not None and self.token == claim.token
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Leases last for hours here; time passes by the rules `let_lapse` and `let_expire`, which edit the record."""
+
+    jobs: Bundle[str] = Bundle("jobs")
+    claims: Bundle[Claim] = Bundle("claims")
+
+    def __init__(self, redis: Redis, prefix: str) -> None:
+        super().__init__()
+        self.redis, self.prefix = redis, prefix
+        for key in redis.scan_iter(f"{prefix}:*"):
+            redis.delete(key)
+        self.ledger = Ledger(redis, Settings(redis_prefix=prefix, max_attempts=MAX_ATTEMPTS, max_queue=MAX_QUEUE,
+                                             lease_seconds=3600))  # fmt: skip
+        self.models: dict[str, Model] = {}
+        self.endings: dict[str, Any] = {}
+
+    def key(self, job_id: str) -> str:
+        return names.job_key(self.prefix, job_id)
+
+    def unfinished(self) -> set[str]:
+        return {job_id for job_id, model in self.models.items() if not model.status.is_final}
+
+    @rule(target=jobs)
+    def submit(self) -> str:
+        new = new_job()
+        full = len(self.unfinished()) >= MAX_QUEUE
+        if full:
+            with pytest.raises(QueueFull):
+                self.ledger.submit(new)
+        else:
+            self.ledger.submit(new)
+            self.models[new.id] = Model()
+        return new.id
+
+    @rule(target=claims, job_id=jobs)
+    def claim(self, job_id: str) -> Claim:
+        model, answer = self.models.get(job_id), self.ledger.claim(job_id, "worker")
+        expected = self.expected_refusal(model)
+        if expected is None:
+            assert model is not None
+            assert isinstance(answer, Claim), answer
+            model.requeue()
+            model.lease = "live"
+            assert (answer.token, answer.attempts) == (model.token, model.attempts)
+            return answer
+        assert not isinstance(answer, Claim)
+        assert answer.reason is expected
+        return Claim(job_id, 0, 0, new_job().request, None, 0.0, 0, Queue.INTERACTIVE)  # a holder of nothing
+
+    def expected_refusal(self, model: Model | None) -> RefusalReason | None:
+        if model is None:
+            return RefusalReason.UNKNOWN
+        if model.status.is_final:
+            return RefusalReason.ENDED
+        if model.lease == "live":
+            return RefusalReason.LEASED
+        if model.cancel:
+            model.finish(Status.CANCELLED)
+            return RefusalReason.ENDED
+        if model.attempts >= MAX_ATTEMPTS:
+            model.finish(Status.FAILED)
+            return RefusalReason.POISON
+        if model.expired:
+            model.finish(Status.EXPIRED)
+            return RefusalReason.EXPIRED
+        return None
+
+    @rule(claim=claims)
+    def start(self, claim: Claim) -> None:
+        model = self.models.get(claim.id)
+        held = model is not None and model.is_held_by(claim)
+        assert self.ledger.start([claim]) == [held]
+        if model and held:
+            model.attempts += not model.counted
+            model.status, model.counted, model.lease = Status.RUNNING, True, "live"
+
+    @rule(claim=claims)
+    def heartbeat(self, claim: Claim) -> None:
+        model = self.models.get(claim.id)
+        expected = Hold.LOST
+        if model and model.token == claim.token and model.status is Status.CANCELLED:
+            expected = Hold.CANCELLED
+        elif model and model.is_held_by(claim):
+            expected, model.lease = (Hold.CANCELLED if model.cancel else Hold.HELD), "live"
+        assert self.ledger.heartbeat([claim]) == {claim.id: expected}
+
+    @rule(claim=consumes(claims), give_back=st.booleans())
+    def hand_back(self, claim: Claim, give_back: bool) -> None:
+        model = self.models.get(claim.id)
+        held = model is not None and model.is_held_by(claim)
+        if give_back:
+            self.ledger.release([claim])
+        else:
+            assert self.ledger.retry(claim, 0) is (held and not model.cancel)
+        if model and held:
+            if model.cancel:
+                model.finish(Status.CANCELLED)
+                return
+            model.attempts -= give_back and model.counted
+            model.requeue()
+
+    @rule(claim=claims, status=st.sampled_from([Status.SUCCEEDED, Status.FAILED, Status.CANCELLED]))
+    def finish(self, claim: Claim, status: Status) -> None:
+        model = self.models.get(claim.id)
+        done = (
+            self.ledger.complete(claim, result_of(claim))
+            if status is Status.SUCCEEDED
+            else self.ledger.end(claim, status, FAILURE if status is Status.FAILED else None)
+        )
+        if model is None or not model.is_held_by(claim):
+            repeated = model is not None and model.status is status and model.token == claim.token
+            assert done is repeated
+        elif model.cancel:
+            model.finish(Status.CANCELLED)
+            assert done is (status is Status.CANCELLED)
+        else:
+            allowed = status is not Status.SUCCEEDED or model.status is Status.RUNNING
+            assert done is allowed
+            if allowed:
+                model.finish(status)
+
+    @rule(job_id=jobs)
+    def cancel(self, job_id: str) -> None:
+        model, outcome = self.models.get(job_id), self.ledger.cancel(job_id)
+        if model is None:
+            assert outcome is CancelOutcome.UNKNOWN
+        elif model.status.is_final:
+            assert outcome is CancelOutcome.ENDED
+        elif model.status is Status.RUNNING and model.lease == "live":
+            assert outcome is CancelOutcome.CANCELLING
+            model.cancel = True
+        else:
+            assert outcome is CancelOutcome.CANCELLED
+            model.finish(Status.CANCELLED)
+
+    @rule(job_id=jobs)
+    def let_lapse(self, job_id: str) -> None:
+        if (model := self.models.get(job_id)) and model.lease == "live":
+            self.redis.hset(self.key(job_id), "lease_ms", 1)
+            self.redis.zadd(names.leases_key(self.prefix, Queue.INTERACTIVE.value), {job_id: 1})
+            model.lease = "lapsed"
+
+    @rule(job_id=jobs)
+    def let_expire(self, job_id: str) -> None:
+        if (model := self.models.get(job_id)) and not model.status.is_final:
+            self.redis.hset(self.key(job_id), "expires_ms", 1)
+            model.expired = True
+
+    @rule()
+    def reconcile(self) -> None:
+        due = names.due_key(self.prefix, Queue.INTERACTIVE.value)
+        for job_id in self.redis.zrange(due, 0, -1):
+            self.redis.zadd(due, {job_id: 0})
+        expected = set()
+        for job_id in self.unfinished():
+            model = self.models[job_id]
+            if model.lease == "live":
+                continue
+            if model.cancel:
+                model.finish(Status.CANCELLED)
+            elif model.expired:
+                model.finish(Status.EXPIRED)
+            else:
+                expected.add(job_id)
+                if model.lease == "lapsed":
+                    model.requeue()
+        found = [job_id for job_id, _ in self.ledger.overdue()]
+        assert len(found) == len(set(found))
+        assert set(found) == expected
+
+    @invariant()
+    def records_are_as_the_model_says(self) -> None:
+        due = set(self.redis.zrange(names.due_key(self.prefix, Queue.INTERACTIVE.value), 0, -1))
+        leased = set(self.redis.zrange(names.leases_key(self.prefix, Queue.INTERACTIVE.value), 0, -1))
+        assert leased == {job_id for job_id, model in self.models.items() if model.lease is not None}
+        assert due == self.unfinished() - leased
+        for job_id, model in self.models.items():
+            fields = self.redis.hgetall(self.key(job_id))
+            seen = (fields["status"], int(fields["token"]), int(fields["attempts"]), "lease_ms" in fields)
+            assert seen == (model.status, model.token, model.attempts, model.lease is not None)
+            assert model.attempts <= MAX_ATTEMPTS
+            assert ("result" in fields) == (model.status is Status.SUCCEEDED)
+            if model.status.is_final:
+                assert self.endings.setdefault(job_id, fields) == fields
+
+
+def test_the_scripts_agree_with_the_model(redis_client: Redis, redis_settings: Settings) -> None:
+    run_state_machine_as_test(
+        lambda: LedgerMachine(redis_client, redis_settings.redis_prefix),
+        settings=settings(
+            max_examples=80,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,51 @@
+"""What the start-up check says about Redis servers that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from servers import run_redis
+
+from worker.jobs.errors import StartupError
+from worker.jobs.settings import Settings
+from worker.jobs.startup import check_redis
+
+
+def refusal(url: str) -> str:
+    with pytest.raises(StartupError) as refused:
+        check_redis(Settings(redis_url=url))
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_usable_redis_passes(redis_settings: Settings) -> None:
+    check_redis(redis_settings)
+
+
+def test_no_redis_is_named() -> None:
+    assert refusal("redis://127.0.0.1:1/0").startswith("Redis at redis://127.0.0.1:1/0 cannot be used")
+
+
+@pytest.mark.redis
+def test_a_wrong_password_is_named_but_not_shown(redis_url: str, tmp_path: Path) -> None:
+    with run_redis(tmp_path, None, "--requirepass", "right") as url:
+        host = url.removeprefix("redis://")
+        assert "refuses the password" in refusal(f"redis://:wrong-word@{host}")
+        assert "wrong-word" not in refusal(f"redis://:wrong-word@{host}")
+        assert "refuses the password" in refusal(url)
+        check_redis(Settings(redis_url=f"redis://:right@{host}"))
+
+
+@pytest.mark.redis
+def test_a_redis_that_evicts_jobs_is_refused(redis_url: str, tmp_path: Path) -> None:
+    with run_redis(tmp_path, None, "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru") as url:
+        assert "allkeys-lru" in refusal(url)
+    with run_redis(tmp_path, None, "--maxmemory", "64mb", "--maxmemory-policy", "noeviction") as url:
+        check_redis(Settings(redis_url=url))
+
+
+@pytest.mark.redis
+def test_a_redis_that_takes_no_writes_is_refused(redis_url: str, tmp_path: Path) -> None:
+    with run_redis(tmp_path, None, "--maxmemory", "1", "--maxmemory-policy", "noeviction") as url:
+        assert "cannot be used" in refusal(url)

@@ -1,0 +1,207 @@
+"""The batcher's loop with synthesizers that behave, refuse, fail, and never recover."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+from servers import wait_until
+
+from omnivoice.errors import GenerationFailed, InvalidRequest, RequestAborted
+from omnivoice.request import SynthesisRequest, SynthesisResult
+from worker.batcher import Batcher
+from worker.entry import Entry, HandedBack, NotStarted, Rejected, Synthesized
+from worker.jobs.errors import QueueUnavailable
+from worker.jobs.ledger import Claim
+from worker.jobs.models import JobRequest, Queue
+from worker.jobs.names import new_job_id
+from worker.synthesizers import ToneSynthesizer, tone_hertz
+from worker.window import Candidate, WindowLimits
+
+SECONDS = 10.0
+tokens = itertools.count(1)
+
+
+class FragileSynthesizer(ToneSynthesizer):
+    """Fails every step in which a request whose text holds "boom" runs; recovers when it is aborted, or never."""
+
+    def __init__(self, window_seconds: float = 0.0, *, recovers: bool = True) -> None:
+        super().__init__(window_seconds)
+        self._booms: set[str] = set()
+        self._recovers = recovers
+        self.threads: set[int] = set()
+
+    def add_request(self, request_id: str, request: SynthesisRequest) -> None:
+        super().add_request(request_id, request)
+        if "boom" in request.text:
+            self._booms.add(request_id)
+
+    def step(self) -> list[tuple[str, SynthesisResult]]:
+        self.threads.add(threading.get_ident())
+        if self._booms:
+            raise RuntimeError("the device is on fire")
+        return super().step()
+
+    def abort(self, request_id: str) -> None:
+        super().abort(request_id)
+        if self._recovers:
+            self._booms.discard(request_id)
+
+
+def grant_all(claims: Sequence[Claim]) -> list[bool]:
+    return [True] * len(claims)
+
+
+def make_batcher(
+    synthesizer: ToneSynthesizer,
+    start: Callable[[list[Claim]], list[bool]] = grant_all,
+    on_broken: Callable[[str], None] = lambda reason: None,
+    *,
+    max_wait_seconds: float = 0.1,
+    step_mode: bool = False,
+) -> Batcher:
+    limits = WindowLimits(max_wait_seconds, max_requests=4, max_tokens=100_000)
+    batcher = Batcher(synthesizer, limits, start, on_broken, joins_between_steps=step_mode)
+    batcher.run()
+    return batcher
+
+
+def entry(text: str, *, attempts: int = 0) -> Entry:
+    request = JobRequest.parse({"text": text, "duration": 1.0})
+    claim = Claim(new_job_id(), next(tokens), attempts, request, None, 1.0, 0, Queue.INTERACTIVE)
+    candidate = Candidate(time.monotonic(), 100, runs_alone=claim.must_run_alone)
+    return Entry(claim, request.to_synthesis_request(), candidate)
+
+
+def audio_of(outcome: object) -> SynthesisResult:
+    assert isinstance(outcome, Synthesized)
+    assert outcome.result.waveform is not None, outcome.result.error
+    return outcome.result
+
+
+def test_failed_step_sends_a_batch_back_and_the_loop_lives_on() -> None:
+    batcher = make_batcher(FragileSynthesizer())
+    futures = [batcher.submit(entry(text)) for text in ("one", "boom", "three")]
+    outcomes = [future.result(SECONDS) for future in futures]
+    for outcome in outcomes:
+        assert isinstance(outcome, HandedBack)
+        assert outcome.counts_attempt, "or the second attempt would not run alone"
+    audio_of(batcher.submit(entry("one", attempts=1)).result(SECONDS))
+    audio_of(batcher.submit(entry("four")).result(SECONDS))
+
+
+def test_failed_step_of_one_request_is_its_own_fault() -> None:
+    batcher = make_batcher(FragileSynthesizer())
+    outcome = batcher.submit(entry("boom", attempts=1)).result(SECONDS)
+    assert isinstance(outcome, Rejected)
+    assert isinstance(outcome.error, GenerationFailed)
+    assert "on fire" in str(outcome.error)
+    audio_of(batcher.submit(entry("next")).result(SECONDS))
+
+
+def test_second_attempt_runs_alone() -> None:
+    batcher = make_batcher(ToneSynthesizer(0.05), max_wait_seconds=0.3)
+    futures = [batcher.submit(entry(f"{index}", attempts=index % 2)) for index in range(4)]
+    sizes = [audio_of(future.result(SECONDS)).batch_size for future in futures]
+    assert sizes == [2, 1, 2, 1]
+
+
+def test_synthesizer_that_does_not_recover_is_reported_and_everything_is_handed_back() -> None:
+    reasons: list[str] = []
+    batcher = make_batcher(FragileSynthesizer(recovers=False), on_broken=reasons.append)
+    assert isinstance(batcher.submit(entry("boom")).result(SECONDS), Rejected)
+    wait_until(lambda: reasons, what="the report")
+    assert isinstance(batcher.submit(entry("too late")).result(SECONDS), HandedBack)
+    assert reasons == ["the device is on fire"]
+
+
+def test_request_that_is_not_accepted_leaves_its_mates_alone() -> None:
+    batcher = make_batcher(ToneSynthesizer())
+    bad = entry("bad")
+    bad = Entry(bad.claim, SynthesisRequest("bad", language="klingonese"), bad.candidate)
+    futures = [batcher.submit(item) for item in (entry("one"), bad, entry("three"))]
+    first, refused, third = [future.result(SECONDS) for future in futures]
+    assert isinstance(refused, Rejected)
+    assert isinstance(refused.error, InvalidRequest)
+    assert [audio_of(outcome).batch_size for outcome in (first, third)] == [2, 2]
+
+
+def test_ledger_says_who_starts() -> None:
+    def refuse_second(claims: Sequence[Claim]) -> list[bool]:
+        return [claim.request.text != "second" for claim in claims]
+
+    batcher = make_batcher(ToneSynthesizer(), refuse_second)
+    first, second = [batcher.submit(entry(text)) for text in ("first", "second")]
+    audio_of(first.result(SECONDS))
+    assert isinstance(second.result(SECONDS), NotStarted)
+
+
+def test_window_is_handed_back_when_the_ledger_cannot_be_reached() -> None:
+    answers = iter([False, True])
+
+    def start(claims: Sequence[Claim]) -> list[bool]:
+        if not next(answers):
+            raise QueueUnavailable("Redis is gone")
+        return grant_all(claims)
+
+    batcher = make_batcher(ToneSynthesizer(), start)
+    outcome = batcher.submit(entry("unlucky")).result(SECONDS)
+    assert isinstance(outcome, HandedBack)
+    assert not outcome.counts_attempt
+    audio_of(batcher.submit(entry("lucky")).result(SECONDS))
+
+
+@pytest.mark.parametrize("step_mode", [False, True])
+def test_late_job_joins_between_steps_in_step_mode_alone(step_mode: bool) -> None:
+    batcher = make_batcher(ToneSynthesizer(0.8), max_wait_seconds=0.0, step_mode=step_mode)
+    early = batcher.submit(entry("early"))
+    wait_until(lambda: batcher.busy_since is not None, what="the first window")
+    late = batcher.submit(entry("late"))
+    outcomes = [early.result(SECONDS), late.result(SECONDS)]
+    assert [outcome.batch_size for outcome in outcomes if isinstance(outcome, Synthesized)] == (
+        [2, 2] if step_mode else [1, 1]
+    )
+
+
+def test_calls_run_on_the_batchers_thread_between_steps() -> None:
+    synthesizer = FragileSynthesizer(0.8)
+    batcher = make_batcher(synthesizer, max_wait_seconds=0.0)
+    running = batcher.submit(entry("running"))
+    wait_until(lambda: synthesizer.threads, what="a step")
+    thread = batcher.call(lambda _: threading.get_ident()).result(SECONDS)
+    assert not running.done(), "a call waits for a step, not for a whole window"
+    assert {thread} == synthesizer.threads
+    with pytest.raises(InvalidRequest):
+        batcher.call(lambda given: given.add_request("x", SynthesisRequest(""))).result(SECONDS)
+    audio_of(running.result(SECONDS))
+
+
+def test_abort_of_waiting_and_running_jobs() -> None:
+    batcher = make_batcher(ToneSynthesizer(4.0), max_wait_seconds=0.0)
+    running, waiting = entry("running"), entry("waiting")
+    batcher.submit(running)
+    wait_until(lambda: batcher.busy_since is not None, what="the window")
+    batcher.submit(waiting)
+    batcher.abort(waiting.claim)
+    assert isinstance(waiting.future.result(0), NotStarted)
+    wait_until(lambda: batcher.abort(running.claim) or running.future.done(), 2, "the end at the next step")
+    outcome = running.future.result()
+    assert isinstance(outcome, Synthesized)
+    assert isinstance(outcome.result.error, RequestAborted)
+
+
+def test_surrender_does_not_need_the_thread_that_hangs() -> None:
+    batcher = make_batcher(ToneSynthesizer(600.0), max_wait_seconds=0.0)
+    futures = [batcher.submit(entry("hangs"))]
+    wait_until(lambda: batcher.busy_since is not None, what="the hang")
+    futures.append(batcher.submit(entry("waits")))
+    batcher.surrender("time is up")
+    assert [future.result(0) for future in futures] == [HandedBack("time is up")] * 2
+    assert isinstance(batcher.submit(entry("comes too late")).result(0), HandedBack)
+
+
+def test_tones_of_different_texts_differ() -> None:
+    assert len({tone_hertz(f"sentence {index}") for index in range(20)}) == 20

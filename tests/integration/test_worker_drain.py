@@ -1,0 +1,116 @@
+"""SIGTERM: what runs is finished, what waits is handed back unharmed, and the exit comes in time."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from servers import wait_until
+from workers import Desk, assert_speaks, run_worker
+
+from worker.app import BROKEN_EXIT_STATUS
+from worker.jobs.models import Status
+from worker.jobs.settings import Settings
+
+
+@pytest.fixture
+def desk(settings: Settings) -> Iterator[Desk]:
+    desk = Desk(settings)
+    yield desk
+    desk.close()
+
+
+@pytest.mark.parametrize("mode", ["request", "step"])
+def test_sigterm_under_load_burns_no_attempt_and_loses_nothing(
+    mode: str, desk: Desk, environment: dict[str, str], tmp_path: Path
+) -> None:
+    drain_seconds = 10.0
+    settings = {"mode": mode, "tone_window_ms": 400, "max_batch_requests": 4, "drain_seconds": drain_seconds}
+    texts = [f"Box {index} goes on the upper shelf." for index in range(30)]
+    with run_worker(environment, tmp_path / "first.log", **settings) as first:
+        ids = [desk.submit(text) for text in texts]
+        wait_until(lambda: any(desk.record(job_id).status is Status.SUCCEEDED for job_id in ids), what="a first result")
+        began = time.monotonic()
+        first.signal(signal.SIGTERM)
+        assert first.wait_exit(drain_seconds) == 0
+        assert time.monotonic() - began < drain_seconds / 2, "two windows at most, not the whole queue"
+        records = [desk.record(job_id) for job_id in ids]
+        assert {record.status for record in records} == {Status.SUCCEEDED, Status.QUEUED}
+        for record in records:
+            assert record.attempts == (1 if record.status is Status.SUCCEEDED else 0)
+    with run_worker(environment, tmp_path / "second.log", **settings | {"tone_window_ms": 20}):
+        records = desk.wait_ended(ids)
+        audio = [desk.audio(record) for record in records]
+    assert all(record.attempts == 1 for record in records)
+    for text, data in zip(texts, audio, strict=True):
+        assert_speaks(data, text)
+    assert len(desk.audio_keys()) == len(ids)
+
+
+def test_idle_worker_exits_at_once(environment: dict[str, str], tmp_path: Path) -> None:
+    with run_worker(environment, tmp_path / "worker.log", drain_seconds=20) as worker:
+        worker.signal(signal.SIGTERM)
+        assert worker.wait_exit(5) == 0
+
+
+def test_open_window_is_closed_at_once_and_run(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
+    settings = {"max_wait_ms": 60_000, "drain_seconds": 20, "log_level": "debug"}
+    with run_worker(environment, tmp_path / "worker.log", **settings) as worker:
+        job_id = desk.submit("Do not wait for more.")
+        wait_until(lambda: worker.has_logged("waits for a window"), what="the open window")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait_exit(5) == 0
+    assert_speaks(desk.audio(desk.record(job_id)), "Do not wait for more.")
+
+
+def test_sigterm_with_a_synthesizer_that_hangs(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
+    drain_seconds = 3.0
+    hangs = {"tone_window_ms": 600_000, "max_batch_requests": 2, "drain_seconds": drain_seconds}
+    with run_worker(environment, tmp_path / "hangs.log", **hangs) as worker:
+        ids = [desk.submit(f"Stuck {index}.") for index in range(4)]
+        wait_until(lambda: any(desk.record(job_id).status is Status.RUNNING for job_id in ids), what="the hang")
+        began = time.monotonic()
+        worker.signal(signal.SIGTERM)
+        assert worker.wait_exit(drain_seconds + 2) == 0
+        assert time.monotonic() - began <= drain_seconds + 1
+    records = [desk.record(job_id) for job_id in ids]
+    assert {(record.status, record.attempts) for record in records} == {(Status.QUEUED, 0)}
+    with run_worker(environment, tmp_path / "works.log"):
+        records = desk.wait_ended(ids, 15)
+    assert {(record.status, record.attempts) for record in records} == {(Status.SUCCEEDED, 1)}
+
+
+BROKEN_WORKER = """
+import os, sys
+from worker.app import Worker
+from worker.jobs.settings import Settings
+from worker.logs import logs_of_a_start
+from worker.synthesizers import ToneSynthesizer
+
+class BrokenSynthesizer(ToneSynthesizer):
+    def step(self):
+        raise RuntimeError("the device is lost")
+
+with logs_of_a_start("info"):
+    worker = Worker(Settings.from_environment(os.environ), BrokenSynthesizer())
+sys.exit(worker.run())
+"""
+
+
+def test_worker_with_a_broken_synthesizer_ends_and_says_so(
+    desk: Desk, environment: dict[str, str], tmp_path: Path
+) -> None:
+    settings = {"max_wait_ms": 500, "max_batch_requests": 2}
+    with run_worker(environment, tmp_path / "broken.log", program=["-c", BROKEN_WORKER], **settings) as worker:
+        ids = [desk.submit(f"Job {index}.") for index in range(6)]
+        assert worker.wait_exit(15) == BROKEN_EXIT_STATUS
+        assert worker.has_logged("the worker ends, its synthesizer is broken: the device is lost")
+    records = [desk.record(job_id) for job_id in ids]
+    assert {record.status for record in records} == {Status.QUEUED}
+    assert sorted(record.attempts for record in records) == [0, 0, 0, 0, 1, 1], "only its first batch was burnt"
+    with run_worker(environment, tmp_path / "works.log"):
+        records = desk.wait_ended(ids)
+    assert {record.status for record in records} == {Status.SUCCEEDED}

@@ -1,0 +1,105 @@
+"""The object store or Redis goes away for a while, and the jobs in hand still end as they should."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from gate import gate_to
+from servers import S3Server, wait_until
+from workers import Desk, assert_speaks, run_worker
+
+from worker.jobs.models import Status
+from worker.jobs.settings import Settings
+
+
+@pytest.fixture
+def desk(settings: Settings) -> Iterator[Desk]:
+    desk = Desk(settings)
+    yield desk
+    desk.close()
+
+
+def port_of(url: str) -> int:
+    port = urlsplit(url).port
+    assert port is not None
+    return port
+
+
+def test_finished_audio_waits_for_the_store(
+    desk: Desk, environment: dict[str, str], s3: S3Server, tmp_path: Path
+) -> None:
+    with gate_to(port_of(s3.endpoint)) as gate:
+        endpoint = f"http://127.0.0.1:{gate.port}"
+        with run_worker(environment, tmp_path / "worker.log", s3_endpoint=endpoint, lease_seconds=3) as worker:
+            gate.close()
+            ids = [desk.submit(f"Upload {index} later.") for index in range(3)]
+            for job_id in ids:
+                desk.wait_for(job_id, Status.RUNNING)
+            # Longer than boto3's own retries take, so that the worker's patience is what carries the jobs over.
+            wait_until(lambda: worker.has_logged("upload waits"), 20, "a failed upload")
+            gate.open()
+            records = desk.wait_ended(ids)
+    for index, record in enumerate(records):
+        assert record.attempts == 1, "audio that is made must not be made again"
+        assert_speaks(desk.audio(record), f"Upload {index} later.")
+
+
+def test_store_that_stays_away_ends_in_a_failed_job(
+    desk: Desk, environment: dict[str, str], s3: S3Server, tmp_path: Path
+) -> None:
+    with gate_to(port_of(s3.endpoint)) as gate:
+        settings = {"s3_endpoint": f"http://127.0.0.1:{gate.port}", "lease_seconds": 0.5, "max_attempts": 2}
+        with run_worker(environment, tmp_path / "worker.log", **settings):
+            gate.close()
+            [record] = desk.wait_ended([desk.submit("In vain.")], 40)
+    assert (record.status, record.attempts, record.result) == (Status.FAILED, 2, None)
+    assert record.error is not None
+    assert record.error.type == "storage-error"
+
+
+def test_redis_away_for_longer_than_a_lease(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
+    """The leases lapse, and the late copies and the new ones still make one result each."""
+    with gate_to(port_of(desk.settings.redis_url)) as gate:
+        settings = {"redis_url": f"redis://127.0.0.1:{gate.port}/0", "tone_window_ms": 500, "lease_seconds": 1}
+        with run_worker(environment, tmp_path / "worker.log", **settings) as worker:
+            ids = [desk.submit(f"Number {index}.") for index in range(6)]
+            desk.wait_for(ids[0], Status.RUNNING)
+            gate.close()
+            wait_until(lambda: worker.has_logged("heartbeat failed"), what="a failed heartbeat")
+            wait_until(lambda: worker.has_logged("given up") or all_lapsed(desk, ids), what="the end of the leases")
+            gate.open()
+            records = desk.wait_ended(ids, 60)
+    for index, record in enumerate(records):
+        assert_speaks(desk.audio(record), f"Number {index}.")
+    assert len(desk.audio_keys()) <= sum(record.attempts for record in records)
+
+
+def test_sigterm_while_redis_is_away_still_ends_in_time(
+    desk: Desk, environment: dict[str, str], tmp_path: Path
+) -> None:
+    drain_seconds = 3.0
+    with gate_to(port_of(desk.settings.redis_url)) as gate:
+        settings = {"redis_url": f"redis://127.0.0.1:{gate.port}/0", "drain_seconds": drain_seconds}
+        with run_worker(environment, tmp_path / "cut-off.log", tone_window_ms=60_000, **settings) as worker:
+            job_id = desk.submit("Nobody hears me.")
+            desk.wait_for(job_id, Status.RUNNING)
+            gate.close()
+            wait_until(lambda: worker.has_logged("heartbeat failed"), what="a failed heartbeat")
+            worker.signal(signal.SIGTERM)
+            worker.wait_exit(drain_seconds + 2)
+    with run_worker(environment, tmp_path / "next.log"):
+        [record] = desk.wait_ended([job_id])
+    # It could not be handed back, so its lease had to lapse, and its attempt counts.
+    assert (record.status, record.attempts) == (Status.SUCCEEDED, 2)
+    assert_speaks(desk.audio(record), "Nobody hears me.")
+
+
+def all_lapsed(desk: Desk, ids: list[str]) -> bool:
+    seconds, microseconds = desk.redis.time()
+    now_ms = seconds * 1_000 + microseconds // 1_000
+    leases = [desk.redis.hget(f"{desk.settings.redis_prefix}:job:{job_id}", "lease_ms") for job_id in ids]
+    return all(lease is None or int(lease) < now_ms for lease in leases)

@@ -1,0 +1,120 @@
+"""Settings: what the environment may say, and how it is told what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from worker.jobs.errors import SettingsError
+from worker.jobs.settings import Settings
+
+
+def refusal(**environ: str) -> str:
+    with pytest.raises(SettingsError) as refused:
+        Settings.from_environment({f"OMNIVOICE_{name}": value for name, value in environ.items()})
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    settings = Settings.from_environment({"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "s"})
+    assert (settings.max_wait_ms, settings.max_batch_requests, settings.max_batch_tokens) == (50, 32, 16_384)
+    assert (settings.api_host, settings.api_port) == ("127.0.0.1", 8080)
+    assert (settings.lease_seconds, settings.max_attempts, settings.retention_hours) == (15, 3, 72)
+    assert settings.insecure is False
+
+
+def test_values_are_read_by_their_type() -> None:
+    settings = Settings.from_environment(
+        {
+            "OMNIVOICE_MAX_WAIT_MS": "20",
+            "OMNIVOICE_LEASE_SECONDS": "2.5",
+            "OMNIVOICE_INSECURE": "1",
+            "OMNIVOICE_DEVICE": "cuda:3",
+            "OMNIVOICE_LOG_LEVEL": "DEBUG",
+            "OMNIVOICE_S3_ENDPOINT": "http://127.0.0.1:8333/",
+        }
+    )
+    assert (settings.max_wait_ms, settings.lease_seconds, settings.insecure) == (20, 2.5, True)
+    assert (settings.device, settings.log_level, settings.s3_endpoint) == ("cuda:3", "debug", "http://127.0.0.1:8333")
+
+
+def test_an_empty_value_counts_as_absent() -> None:
+    assert Settings.from_environment({"OMNIVOICE_MAX_QUEUE": "", "OMNIVOICE_S3_ENDPOINT": ""}) == Settings()
+
+
+def test_an_unknown_variable_names_itself_and_its_neighbour() -> None:
+    assert refusal(REDIS_URI="redis://x") == "OMNIVOICE_REDIS_URI is not a setting; did you mean OMNIVOICE_REDIS_URL?"
+    assert refusal(QWERTZ="1") == "OMNIVOICE_QWERTZ is not a setting"
+    assert refusal(max_queue="1").startswith("OMNIVOICE_max_queue is not a setting; did you mean OMNIVOICE_MAX_QUEUE")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MAX_WAIT_MS", "soon"),
+        ("MAX_WAIT_MS", "-1"),
+        ("MAX_WAIT_MS", "1.5"),
+        ("MAX_BATCH_REQUESTS", "0"),
+        ("LEASE_SECONDS", "nan"),
+        ("LEASE_SECONDS", "inf"),
+        ("LEASE_SECONDS", "0"),
+        ("API_PORT", "65536"),
+        ("INSECURE", "maybe"),
+        ("MODE", "steps"),
+        ("SYNTHESIZER", "tones"),
+        ("DEVICE", "gpu"),
+        ("DTYPE", "int8"),
+        ("REDIS_URL", "127.0.0.1:6379"),
+        ("REDIS_PREFIX", "a b"),
+        ("S3_ENDPOINT", "127.0.0.1:8333"),
+        ("S3_ENDPOINT", "http://"),
+        ("S3_ENDPOINT", "http://user:word@host"),
+        ("S3_BUCKET", "No_Bucket"),
+        ("S3_PREFIX", "/absolute"),
+        ("LOG_LEVEL", "loud"),
+    ],
+)
+def test_a_bad_value_names_its_variable(name: str, value: str) -> None:
+    assert refusal(**{name: value}).startswith(f"OMNIVOICE_{name}: ")
+
+
+def test_a_refusal_says_what_is_allowed() -> None:
+    assert refusal(DEVICE="gpu") == "OMNIVOICE_DEVICE: must be auto, cpu, cuda or cuda:N"
+    assert "'request' or 'step'" in refusal(MODE="steps")
+    assert "redis://" in refusal(REDIS_URL="http://127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:hush-hush@host:6379/0", "redis://:***@host:6379/0"),
+        ("rediss://user:hush-hush@host/1", "rediss://user:***@host/1"),
+        ("unix:///run/redis.sock?db=1&password=hush-hush", "unix:///run/redis.sock?db=1&password=***"),
+        ("redis://host:6379/0", "redis://host:6379/0"),
+    ],
+)
+def test_a_password_is_never_shown(url: str, shown: str) -> None:
+    settings = Settings.from_environment({"OMNIVOICE_REDIS_URL": url})
+    assert settings.describe()["OMNIVOICE_REDIS_URL"] == shown
+    for text in (str(settings.describe()), repr(settings), str(settings)):
+        assert "hush-hush" not in text
+
+
+def test_a_refused_secret_is_not_shown() -> None:
+    assert "hush-hush" not in refusal(REDIS_URL="http://:hush-hush@host")
+    with pytest.raises(ValidationError) as refused:
+        Settings(redis_url="http://:hush-hush@host")
+    assert "hush-hush" not in str(refused.value)
+
+
+def test_describe_names_every_variable() -> None:
+    described = Settings().describe()
+    assert set(described) == {f"OMNIVOICE_{name.upper()}" for name in Settings.model_fields}
+    # What is printed can be given back, but for hidden passwords.
+    assert Settings.from_environment(described) == Settings()
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        Settings().max_queue = 1  # type: ignore[misc]

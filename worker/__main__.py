@@ -1,0 +1,57 @@
+"""`python -m worker`: check everything, say what is set, consume.
+
+A check that fails is one line on stderr and exit status 2, before anything has been taken from the queue. The model is
+loaded here and used here: this process never forks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from worker.jobs.errors import StartupError
+from worker.jobs.settings import Settings
+from worker.jobs.startup import check_redis, check_storage
+from worker.logs import logs_of_a_start
+
+if TYPE_CHECKING:
+    from worker.app import Worker
+
+FAILED_START_STATUS = 2
+SWITCH_INTERVAL_SECONDS = 0.0005
+"""With Python's 5 ms a batcher that is busy keeps the consumer and the uploads waiting: a message then takes 17 ms
+(median) from the queue to its task, with this 4 ms."""
+
+logger = logging.getLogger("worker")
+
+
+def main(environ: Mapping[str, str]) -> int:
+    """Exit status of the process."""
+    try:
+        settings = Settings.from_environment(environ)
+        with logs_of_a_start(settings.log_level):
+            worker = _start(settings)
+    except StartupError as error:
+        sys.stderr.write(" ".join(str(error).split()) + "\n")
+        return FAILED_START_STATUS
+    logger.info("starting", extra={"settings": settings.describe()})
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    return worker.run()
+
+
+def _start(settings: Settings) -> Worker:
+    """Everything that the worker needs, checked and loaded. Raises `StartupError`."""
+    check_redis(settings)
+    check_storage(settings)
+    # Imported late: a missing Redis is told at once, not after the seconds that the model's libraries take to load.
+    from worker.app import Worker  # noqa: PLC0415
+    from worker.synthesizers import build_synthesizer  # noqa: PLC0415
+
+    return Worker(settings, build_synthesizer(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main(os.environ))

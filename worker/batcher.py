@@ -1,0 +1,304 @@
+"""The loop between the task threads and the synthesizer: open a window, count its attempts, step until it is empty.
+
+Only the batcher's own thread touches the synthesizer. Whoever else needs it (to encode a reference voice) passes a
+function to `call`, which runs between two steps: an engine's CUDA graphs and memory pool belong to one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from omnivoice.errors import GenerationFailed, OmniVoiceError
+from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected, Synthesized
+from worker.jobs.ledger import Claim
+from worker.synthesizers import Synthesizer
+from worker.window import Load, WindowLimits, admit, gather
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_STEPS = 5
+"""Steps that may fail in a row before the synthesizer is held to be broken (a lost CUDA context fails every step)."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    entry: Entry
+    closed_at: float
+    batch_size: int
+
+
+class Batcher:
+    """Runs entries in windows over one synthesizer, on a thread of its own.
+
+    `start` counts the attempts of a window's claims and says which may run (`Ledger.start`); it may raise, then the
+    window is handed back. `on_broken` is called once, with a reason, when the synthesizer does not recover; what comes
+    afterwards is handed back.
+    """
+
+    def __init__(
+        self,
+        synthesizer: Synthesizer,
+        limits: WindowLimits,
+        start: Callable[[list[Claim]], list[bool]],
+        on_broken: Callable[[str], None],
+        *,
+        joins_between_steps: bool = False,
+    ) -> None:
+        self._synthesizer = synthesizer
+        self._limits = limits
+        self._start_claims = start
+        self._on_broken = on_broken
+        self._joins_between_steps = joins_between_steps
+        self._changed = threading.Condition()
+        # All of the following are guarded by `_changed`; only the batcher's thread adds to or takes from `_running`.
+        self._waiting: list[Entry] = []
+        self._running: dict[str, _Running] = {}
+        self._calls: deque[Callable[[], None]] = deque()
+        self._aborted: set[str] = set()
+        self._busy_since: float | None = None
+        self._is_draining = False
+        self._surrendered: str | None = None
+        self._num_failed_steps = 0
+        self._thread = threading.Thread(target=self._serve, name="batcher", daemon=True)
+
+    def run(self) -> None:
+        """Start the thread. It is a daemon: a step that hangs cannot keep the process from exiting."""
+        self._thread.start()
+
+    # --- called from other threads -----------------------------------------------------------------------------------
+
+    def submit(self, entry: Entry) -> Future[Outcome]:
+        with self._changed:
+            if self._is_draining:
+                entry.resolve(HandedBack("the worker is draining"))
+            else:
+                self._waiting.append(entry)
+                self._changed.notify()
+        logger.debug("waits for a window", extra=_names(entry))
+        return entry.future
+
+    def call(self, function: Callable[[Synthesizer], T]) -> Future[T]:
+        """Run `function` with the synthesizer, between two steps; the future carries what it returns or raises."""
+        future: Future[T] = Future()
+        with self._changed:
+            self._calls.append(partial(_settle, future, partial(function, self._synthesizer)))
+            self._changed.notify()
+        return future
+
+    def abort(self, claim: Claim) -> None:
+        """A waiting entry leaves at once, a running one ends at the next step with `RequestAborted`."""
+        with self._changed:
+            for entry in self._waiting:
+                if entry.claim is claim:
+                    self._waiting.remove(entry)
+                    entry.resolve(NotStarted())
+                    return
+            self._aborted.update(name for name, running in self._running.items() if running.entry.claim is claim)
+
+    def drain(self) -> None:
+        """Close the open window at once, run what is in it to its end, hand back all others and whoever comes."""
+        with self._changed:
+            self._is_draining = True
+            self._changed.notify()
+
+    def surrender(self, reason: str) -> None:
+        """Hand back everything, running too, without the batcher's thread: it may hang inside a step."""
+        with self._changed:
+            self._is_draining = True
+            self._surrendered = reason
+            entries = [*self._waiting, *(running.entry for running in self._running.values())]
+            self._waiting.clear()
+            self._aborted.update(self._running)
+            self._changed.notify()
+        for entry in entries:
+            entry.resolve(HandedBack(reason))
+
+    @property
+    def is_idle(self) -> bool:
+        with self._changed:
+            return not (self._waiting or self._running or self._calls or self._busy_since is not None)
+
+    @property
+    def busy_since(self) -> float | None:
+        """Monotonic time since when the oldest running request, or a call, has occupied the synthesizer."""
+        with self._changed:
+            times = [running.closed_at for running in self._running.values()]
+            if self._busy_since is not None:
+                times.append(self._busy_since)
+            return min(times, default=None)
+
+    # --- the batcher's thread ----------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                self._loop()
+        except Exception as error:
+            # A fault of ours. Without the loop every later job would wait for ever with its lease held.
+            logger.exception("the batcher stopped")
+            self._give_up(error)
+
+    def _loop(self) -> None:
+        self._make_calls()
+        window = self._next_window()
+        if window:
+            self._open(window)
+        if self._running:
+            self._step()
+
+    def _make_calls(self) -> None:
+        while True:
+            with self._changed:
+                self._busy_since = time.monotonic() if self._calls else None
+                if not self._calls:
+                    return
+                make_call = self._calls.popleft()
+            make_call()
+            if self._running:  # a crowd of new voices must not hold up what runs: one a step
+                return
+
+    def _next_window(self) -> list[Entry]:
+        """Entries to start now. Waits, while nothing runs, until a window closes or a call comes in."""
+        with self._changed:
+            while True:
+                candidates = [entry.candidate for entry in self._waiting]
+                if self._running:
+                    members = admit(candidates, self._limits, self._load()) if self._joins_between_steps else ()
+                    break
+                window = gather(candidates, self._limits)
+                members = window.members
+                remaining = window.closes_at - time.monotonic()
+                if members and (remaining <= 0 or self._is_draining or self._joins_between_steps):
+                    break
+                if self._calls:
+                    return []
+                self._changed.wait(None if not members else remaining)
+            if self._is_draining and self._running:
+                members = ()
+            entries = [self._waiting[index] for index in members]
+            self._waiting = [entry for entry in self._waiting if entry not in entries]
+            if entries:
+                self._busy_since = time.monotonic()
+            if self._is_draining:
+                self._hand_back_waiting()
+            return entries
+
+    def _hand_back_waiting(self) -> None:
+        for entry in self._waiting:
+            entry.resolve(HandedBack("the worker is draining"))
+        self._waiting.clear()
+
+    def _load(self) -> Load:
+        candidates = [running.entry.candidate for running in self._running.values()]
+        return Load(
+            len(candidates),
+            sum(candidate.num_tokens for candidate in candidates),
+            any(candidate.runs_alone for candidate in candidates),
+        )
+
+    def _open(self, entries: list[Entry]) -> None:
+        closed_at = time.monotonic()
+        try:
+            granted = self._start_claims([entry.claim for entry in entries])
+        except Exception as error:  # noqa: BLE001  whatever it was, the window must not hang with its leases held
+            logger.warning("window not started: %s", error)
+            granted = []
+            for entry in entries:
+                entry.resolve(HandedBack("the ledger could not be reached"))
+            entries = []
+        for entry, may_run in zip(entries, granted, strict=True):
+            if may_run:
+                self._add(entry, closed_at)
+            else:
+                entry.resolve(NotStarted())
+        with self._changed:
+            self._busy_since = None
+            for running in self._running.values():
+                # In step mode the size changes while a request runs: it reports the largest it was part of.
+                running.batch_size = max(running.batch_size, len(self._running))
+
+    def _add(self, entry: Entry, closed_at: float) -> None:
+        if self._surrendered is not None:  # while the ledger was asked
+            entry.resolve(HandedBack(self._surrendered))
+            return
+        try:
+            self._synthesizer.add_request(entry.request_id, entry.request)
+        except OmniVoiceError as error:
+            entry.resolve(Rejected(error))
+        except Exception as error:
+            logger.exception("request not accepted", extra=_names(entry))
+            entry.resolve(Rejected(GenerationFailed(f"the synthesizer did not accept the request: {error}")))
+        else:
+            with self._changed:
+                self._running[entry.request_id] = _Running(entry, closed_at, 1)
+
+    def _step(self) -> None:
+        with self._changed:
+            aborted, self._aborted = self._aborted, set()
+        try:
+            for request_id in aborted:
+                self._synthesizer.abort(request_id)
+            ended = self._synthesizer.step()
+        except Exception as error:
+            logger.exception("step failed with %d requests", len(self._running))
+            self._recover(error)
+            return
+        self._num_failed_steps = 0
+        for request_id, result in ended:
+            with self._changed:
+                running = self._running.pop(request_id, None)
+            if running is not None:
+                running.entry.resolve(Synthesized(result, running.closed_at, running.batch_size))
+
+    def _recover(self, error: Exception) -> None:
+        """After a step that raised: nobody knows whose fault it was, so a batch is retried one by one."""
+        with self._changed:
+            entries = [running.entry for running in self._running.values()]
+            self._running.clear()
+        for entry in entries:
+            if len(entries) == 1:
+                entry.resolve(Rejected(GenerationFailed(f"the synthesizer failed: {error}")))
+            else:
+                entry.resolve(HandedBack(f"the batch failed: {error}", counts_attempt=True))
+        self._num_failed_steps += 1
+        if not self._is_swept(entries) or self._num_failed_steps >= MAX_FAILED_STEPS:
+            logger.critical("the synthesizer does not recover: %s", error)
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self.surrender("the synthesizer is broken")
+        self._on_broken(str(error))
+
+    def _is_swept(self, entries: list[Entry]) -> bool:
+        """Remove what the failed step left in the synthesizer: the next window must not step it again."""
+        try:
+            for entry in entries:
+                self._synthesizer.abort(entry.request_id)
+            self._synthesizer.step()
+        except Exception:
+            logger.exception("the synthesizer could not be emptied")
+            return False
+        return self._synthesizer.num_unfinished == 0
+
+
+def _settle(future: Future[T], function: Callable[[], T]) -> None:
+    try:
+        result = function()
+    except BaseException as error:  # noqa: BLE001  it is the caller's: the loop must go on
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _names(entry: Entry) -> dict[str, object]:
+    return {"job": entry.claim.id, "attempt": entry.claim.attempts + 1}

@@ -1,0 +1,57 @@
+-- Guarantees: each id that it returns is returned to one caller, once in announce_ms; at most `limit` jobs of each set
+-- are looked at.
+-- A waiting job is announced again only when its message was lost: the list is empty, or younger messages were taken
+-- before it. Otherwise a long backlog would be doubled with every round.
+-- KEYS: the broker's list. ARGV: prefix, queue, limit, announce_ms, retention_ms. Returns ids.
+local queue, limit = ARGV[2], tonumber(ARGV[3])
+local announce_ms, retention_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
+local due, leases = due_key(queue), leases_key(queue)
+local ids = {}
+
+local function announce(id, key)
+  redis.call('HSET', key, 'announced_ms', now)
+  ids[#ids + 1] = id
+end
+
+-- Calls look(id, key, job) for the jobs of `set` whose time has come; those of a newer release are only announced, for
+-- their own workers to claim, and those whose record was removed by hand are dropped.
+local function each(set, look)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', 0, limit)) do
+    local key = ARGV[1] .. ':job:' .. id
+    local job = read(key)
+    if not job then
+      redis.call('ZREM', set, id)
+    elseif job.schema > SCHEMA then
+      redis.call('ZADD', set, now + announce_ms, id)
+      ids[#ids + 1] = id
+    else
+      look(id, key, job)
+    end
+  end
+end
+
+each(leases, function(id, key, job)
+  if job.cancel then  -- its worker died before it could heed the cancel
+    finish(key, job, 'cancelled', retention_ms)
+  elseif is_expired(job) then
+    finish(key, job, 'expired', retention_ms)
+  else
+    requeue(key, job, now + announce_ms)
+    announce(id, key)
+  end
+end)
+
+local passed = tonumber(redis.call('GET', passed_key(queue)) or 0)
+local drained = redis.call('LLEN', KEYS[1]) == 0
+
+each(due, function(id, key, job)
+  local wait_ms = announce_ms
+  if is_expired(job) then return finish(key, job, 'expired', retention_ms) end
+  if drained or job.announced_ms <= passed then
+    announce(id, key)
+  else  -- looked at ever less often, so that a long backlog costs little
+    wait_ms = math.min(math.max(wait_ms, now - job.announced_ms), 4 * announce_ms)
+  end
+  redis.call('ZADD', due, look_at(job, now + wait_ms), id)
+end)
+return ids

@@ -1,0 +1,76 @@
+-- Shared by all scripts of the ledger. KEYS[1] is the job's record, ARGV[1] the prefix of all keys.
+-- The sets' keys follow from the record's queue, so they are not among KEYS: on a Redis cluster the prefix needs a
+-- {hash tag}.
+local SCHEMA = 1
+local FINAL = {succeeded = true, failed = true, cancelled = true, expired = true}
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)  -- ms; one clock for all machines
+
+-- Every unfinished job is in one of two sets of its queue: those that wait, scored by the ms at which the reconciler
+-- must look at them, and those that are leased, scored by the end of the lease. Apart, so that a dead worker's jobs are
+-- found at once however long the backlog is.
+local function due_key(queue)
+  return ARGV[1] .. ':due:' .. queue
+end
+
+local function leases_key(queue)
+  return ARGV[1] .. ':leases:' .. queue
+end
+
+-- The newest announcement (ms) of a queue whose message a worker has taken. Messages are taken in order, so an older
+-- one that is still unclaimed was lost.
+local function passed_key(queue)
+  return ARGV[1] .. ':passed:' .. queue
+end
+
+-- The record's small fields, numbers as numbers, absent ones nil; nil where there is no record.
+local function read(key)
+  local fields = {'id', 'schema', 'status', 'queue', 'token', 'attempts', 'lease_ms', 'expires_ms', 'announced_ms',
+                  'counted', 'cancel', 'nonce'}
+  local values, job = redis.call('HMGET', key, unpack(fields)), {}
+  if not values[1] then return nil end
+  for i, field in ipairs(fields) do job[field] = values[i] or nil end
+  for _, field in ipairs({'schema', 'token', 'attempts', 'lease_ms', 'expires_ms', 'announced_ms'}) do
+    job[field] = tonumber(job[field])
+  end
+  return job
+end
+
+local function is_leased(job)
+  return job.lease_ms ~= nil and job.lease_ms > now
+end
+
+local function is_expired(job)
+  return job.expires_ms ~= nil and job.expires_ms <= now
+end
+
+-- ms at which the reconciler must look at a waiting job: at `ms`, or when it expires if that is sooner.
+local function look_at(job, ms)
+  return job.expires_ms and math.min(ms, job.expires_ms) or ms
+end
+
+-- The job's end. Nothing changes it from here on; Redis forgets it after the retention time.
+local function finish(key, job, status, retention_ms, ...)
+  redis.call('HSET', key, 'status', status, 'finished_ms', now, ...)
+  redis.call('HDEL', key, 'lease_ms', 'nonce')
+  redis.call('ZREM', due_key(job.queue), job.id)
+  redis.call('ZREM', leases_key(job.queue), job.id)
+  redis.call('PEXPIRE', key, retention_ms)
+end
+
+local function extend(key, job, lease_ms)
+  redis.call('HSET', key, 'lease_ms', now + lease_ms)
+  redis.call('ZREM', due_key(job.queue), job.id)
+  redis.call('ZADD', leases_key(job.queue), now + lease_ms, job.id)
+end
+
+-- Back to waiting, looked at when `due_ms` comes. The token moves on, so whoever held the lease is fenced off.
+local function requeue(key, job, due_ms)
+  redis.call('HINCRBY', key, 'token', 1)
+  redis.call('HSET', key, 'status', 'queued')
+  redis.call('HDEL', key, 'lease_ms', 'nonce', 'worker', 'counted', 'started_ms')
+  redis.call('ZREM', leases_key(job.queue), job.id)
+  redis.call('ZADD', due_key(job.queue), look_at(job, due_ms), job.id)
+end
+

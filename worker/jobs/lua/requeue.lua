@@ -1,0 +1,14 @@
+-- Guarantees: only the lease's holder hands a job back; a cancel that came meanwhile ends it instead.
+-- KEYS: record. ARGV: prefix, token, delay_ms, 'give_back' | 'keep' (the attempt), retention_ms.
+-- Returns 1 when the job waits again, else 0.
+local token, delay_ms, attempt, retention_ms = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+
+local job = read(KEYS[1])
+if not job or job.token ~= token or not job.lease_ms then return 0 end
+if job.cancel then
+  finish(KEYS[1], job, 'cancelled', retention_ms)
+  return 0
+end
+if attempt == 'give_back' and job.counted then redis.call('HINCRBY', KEYS[1], 'attempts', -1) end
+requeue(KEYS[1], job, now + delay_ms)
+return 1

@@ -1,0 +1,12 @@
+-- Guarantees: an attempt is counted once for each lease, before the job runs; a cancelled or lost one does not start.
+-- KEYS: record. ARGV: prefix, token, lease_ms. Returns 1 when the job runs, else 0.
+local token, lease_ms = tonumber(ARGV[2]), tonumber(ARGV[3])
+
+local job = read(KEYS[1])
+if not job or job.token ~= token or FINAL[job.status] then return 0 end
+if not job.counted then
+  redis.call('HINCRBY', KEYS[1], 'attempts', 1)
+  redis.call('HSET', KEYS[1], 'counted', 1, 'status', 'running', 'started_ms', now)
+end
+extend(KEYS[1], job, lease_ms)
+return 1

@@ -1,0 +1,38 @@
+-- Guarantees: record and due entry appear together; never more than max_queue unfinished jobs; of one idempotency key,
+-- one job.
+-- KEYS: record[, idempotency]. ARGV: prefix, max_queue, announce_ms, retention_ms, expires_ms (0: never), fingerprint,
+-- then the record's fields as pairs. Returns {'stored', record…} | {'full'} | {'conflict'}.
+local max_queue, announce_ms, retention_ms = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local expires_ms, fingerprint = tonumber(ARGV[5]), ARGV[6]
+
+local function stored(key)
+  local fields = redis.call('HGETALL', key)
+  table.insert(fields, 1, 'stored')
+  return fields
+end
+
+if redis.call('EXISTS', KEYS[1]) == 1 then return stored(KEYS[1]) end  -- this very call again: its answer was lost
+
+if KEYS[2] then
+  local seen = redis.call('HMGET', KEYS[2], 'fingerprint', 'record')
+  if seen[1] and redis.call('EXISTS', seen[2]) == 1 then
+    if seen[1] ~= fingerprint then return {'conflict'} end
+    return stored(seen[2])
+  end
+end
+
+local unfinished = 0
+for _, queue in ipairs({'interactive', 'bulk'}) do
+  unfinished = unfinished + redis.call('ZCARD', due_key(queue)) + redis.call('ZCARD', leases_key(queue))
+end
+if unfinished >= max_queue then return {'full'} end
+
+redis.call('HSET', KEYS[1], 'created_ms', now, 'announced_ms', now, unpack(ARGV, 7))
+if expires_ms > 0 then redis.call('HSET', KEYS[1], 'expires_ms', now + expires_ms) end
+local job = read(KEYS[1])
+redis.call('ZADD', due_key(job.queue), look_at(job, now + announce_ms), job.id)
+if KEYS[2] then
+  redis.call('HSET', KEYS[2], 'fingerprint', fingerprint, 'record', KEYS[1])
+  redis.call('PEXPIRE', KEYS[2], retention_ms)
+end
+return stored(KEYS[1])

@@ -1,0 +1,62 @@
+"""Names of everything that is shared: job ids, Redis keys, queues, objects. Pure functions."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+
+TASK_NAME = "omnivoice.synthesize"
+_JOB_ID = re.compile(r"^job_[0-9a-f]{32}$")
+
+
+def new_job_id() -> str:
+    """`job_` and 32 hex digits: 48 bits of milliseconds since 1970, then 80 random bits, so that ids sort by age."""
+    return f"job_{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+
+
+def is_job_id(text: str) -> bool:
+    """Whether `text` looks like an id of ours. Check before it becomes part of a key."""
+    return _JOB_ID.fullmatch(text) is not None
+
+
+def job_key(prefix: str, job_id: str) -> str:
+    """Redis hash that holds a job's record."""
+    return f"{prefix}:job:{job_id}"
+
+
+def due_key(prefix: str, queue: str) -> str:
+    """Redis sorted set: a queue's jobs that wait, scored by the ms at which the reconciler must look at them."""
+    return f"{prefix}:due:{queue}"
+
+
+def leases_key(prefix: str, queue: str) -> str:
+    """Redis sorted set: a queue's jobs that a worker holds, scored by the ms at which its lease ends."""
+    return f"{prefix}:leases:{queue}"
+
+
+def idempotency_key(prefix: str, owner: str, key: str) -> str:
+    """Redis hash that remembers an owner's `Idempotency-Key`; hashed, since clients choose its text."""
+    digest = hashlib.sha256(f"{owner}\0{key}".encode()).hexdigest()
+    return f"{prefix}:idempotency:{digest}"
+
+
+def broker_prefix(prefix: str) -> str:
+    """What kombu puts before each of its own keys."""
+    return f"{prefix}:broker:"
+
+
+def message_list_key(prefix: str, queue: str) -> str:
+    """Redis list in which kombu keeps a queue's messages."""
+    return broker_prefix(prefix) + queue
+
+
+def audio_key(job_id: str, token: int, extension: str) -> str:
+    """Object of a job's audio. The token makes it one lease's own, so that a late copy cannot overwrite it."""
+    return f"audio/{job_id}/{token}.{extension}"
+
+
+def reference_key(sha256: str) -> str:
+    """Object of a reference clip, named by its content: a clip sent with many jobs is stored once."""
+    return f"references/{sha256}"

@@ -1,0 +1,50 @@
+"""Checks that `python -m api` and `python -m worker` make before they start anything."""
+
+from __future__ import annotations
+
+from redis.exceptions import AuthenticationError, RedisError
+
+from worker.jobs import names
+from worker.jobs.connection import connect
+from worker.jobs.errors import StartupError, StorageError
+from worker.jobs.settings import Settings
+from worker.jobs.storage import ObjectStore
+
+OLDEST_REDIS = (6, 2)
+
+
+def check_redis(settings: Settings) -> None:
+    """Redis answers, is new enough, takes writes, and does not evict jobs. Raises `StartupError`."""
+    where = settings.describe()["OMNIVOICE_REDIS_URL"]
+    try:
+        with connect(settings) as redis:
+            facts = redis.info()
+            redis.set(f"{settings.redis_prefix}:start", names.new_job_id(), ex=60)
+    except AuthenticationError as error:
+        raise StartupError(f"Redis at {where} refuses the password: {error}") from None
+    except (RedisError, OSError) as error:
+        raise StartupError(f"Redis at {where} cannot be used: {_one_line(error)}") from None
+    _check_facts(where, facts)
+
+
+def _check_facts(where: str, facts: dict[str, object]) -> None:
+    version = str(facts["redis_version"])
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
+        raise StartupError(f"Redis at {where} is version {version}; {'.'.join(map(str, OLDEST_REDIS))} is the oldest")
+    if facts.get("maxmemory") and str(facts.get("maxmemory_policy", "")).startswith("allkeys"):
+        raise StartupError(
+            f"Redis at {where} evicts any key when memory is short (maxmemory-policy {facts['maxmemory_policy']}), "
+            "which loses jobs; set noeviction"
+        )
+
+
+def check_storage(settings: Settings) -> None:
+    """The bucket exists and takes, gives and deletes an object. Raises `StartupError`."""
+    try:
+        ObjectStore(settings).check()
+    except StorageError as error:
+        raise StartupError(str(error)) from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,169 @@
+"""Objects in an S3-compatible store: audio and reference clips."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+
+from worker.jobs.errors import StorageError
+from worker.jobs.names import new_job_id
+from worker.jobs.settings import Settings
+
+CONNECT_TIMEOUT_SECONDS = 3.0
+READ_TIMEOUT_SECONDS = 20.0
+MAX_TRIES = 4
+"""Of one call, with boto3's jittered back-off between them."""
+MAX_CONNECTIONS = 64
+
+_SHA256 = "sha256"
+_WRONG_CREDENTIALS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "403", "ExpiredToken"}
+_MISSING = {"NoSuchKey", "404", "NotFound"}
+
+
+class ObjectStore:
+    """One bucket, keys under `s3_prefix`. Safe to share between threads. Every method raises `StorageError`.
+
+    A key is written once: a second write of the same bytes is taken as done, one of other bytes is refused. Stores that
+    do not know `If-None-Match` overwrite instead; keys that hold a lease's token keep late copies apart there too.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._bucket = settings.s3_bucket
+        self._prefix = f"{settings.s3_prefix.strip('/')}/" if settings.s3_prefix.strip("/") else ""
+        self._where = f"bucket {settings.s3_bucket} at {settings.s3_endpoint or 'AWS'}"
+        self._client = _client(settings, settings.s3_endpoint)
+        # A signature covers the host, so links are signed for the address under which clients reach the store.
+        public = settings.s3_public_endpoint
+        self._signer = _client(settings, public) if public else self._client
+
+    def check(self) -> None:
+        """The bucket is there and takes, gives and deletes an object."""
+        key = f"checks/{new_job_id()}"
+        data = b"written at start to see that it can be"
+        self.ping()
+        self.put(key, data, "text/plain")
+        if self.get(key) != data:
+            raise StorageError(f"{self._where} does not give back what was written", retryable=False)
+        self.delete(key)
+
+    def ping(self) -> None:
+        """The store answers and the bucket is there: what readiness asks, without writing."""
+        with self._errors():
+            self._client.head_bucket(Bucket=self._bucket)
+
+    def put(self, key: str, data: bytes, content_type: str, sha256: str | None = None) -> None:
+        """Write `data` once. `sha256` is its hex digest, computed where the caller has not."""
+        digest = sha256 or hashlib.sha256(data).hexdigest()
+        try:
+            with self._errors():
+                self._client.put_object(
+                    Bucket=self._bucket,
+                    Key=self._prefix + key,
+                    Body=data,
+                    ContentType=content_type,
+                    Metadata={_SHA256: digest},
+                    IfNoneMatch="*",
+                )
+        except _AlreadyThere:
+            if self._stored_digest(key) != digest:
+                raise StorageError(f"{self.uri(key)} already holds other bytes", retryable=False) from None
+
+    def get(self, key: str) -> bytes:
+        """The object's bytes."""
+        with self._errors(key):
+            data: bytes = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)["Body"].read()
+        return data
+
+    def delete(self, key: str) -> None:
+        """Remove the object; one that is not there counts as removed."""
+        with self._errors(key):
+            self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
+
+    def presign(self, key: str, seconds: int, filename: str | None = None) -> str:
+        """A URL that reads the object for `seconds` without credentials, saved by browsers as `filename`."""
+        params: dict[str, Any] = {"Bucket": self._bucket, "Key": self._prefix + key}
+        if filename is not None:
+            params["ResponseContentDisposition"] = f"attachment; filename*=UTF-8''{quote(filename, safe='')}"
+        with self._errors(key):
+            url: str = self._signer.generate_presigned_url("get_object", Params=params, ExpiresIn=seconds)
+        return url
+
+    def uri(self, key: str) -> str:
+        """`s3://bucket/…` of a key."""
+        return f"s3://{self._bucket}/{self._prefix}{key}"
+
+    def key_of(self, uri: str) -> str:
+        """The key of a URI that `uri` made. Raises `StorageError` for one of another bucket or prefix."""
+        start = self.uri("")
+        if not uri.startswith(start):
+            raise StorageError(f"{uri} is not under {start}, where this process keeps its objects", retryable=False)
+        return uri.removeprefix(start)
+
+    def _stored_digest(self, key: str) -> str:
+        """SHA-256 of what lies at `key`: as noted when it was written, else of its bytes (some stores drop notes)."""
+        with self._errors(key):
+            noted = self._client.head_object(Bucket=self._bucket, Key=self._prefix + key)["Metadata"].get(_SHA256)
+        return noted or hashlib.sha256(self.get(key)).hexdigest()
+
+    @contextmanager
+    def _errors(self, key: str | None = None) -> Iterator[None]:
+        try:
+            yield
+        except ClientError as error:
+            raise self._from_answer(error, key) from error
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            raise StorageError(
+                f"{self._where}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", retryable=False
+            ) from error
+        except (BotoCoreError, OSError) as error:
+            raise StorageError(f"{self._where} cannot be reached: {_one_line(error)}", retryable=True) from error
+
+    def _from_answer(self, error: ClientError, key: str | None) -> StorageError:
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if status == 412:
+            return _AlreadyThere(f"{self._where}: the object is already there", retryable=False)
+        if code in _WRONG_CREDENTIALS or status == 403:
+            return StorageError(f"{self._where} refuses the credentials ({code})", retryable=False)
+        if code == "NoSuchBucket" or (status == 404 and key is None):
+            return StorageError(f"{self._where} does not exist", retryable=False)
+        if code in _MISSING:
+            return StorageError(f"{self.uri(key or '')} does not exist", retryable=False)
+        note = "; is its disk full?" if status in (500, 507) else ""
+        retryable = status >= 500 or status in (408, 409, 429)
+        return StorageError(f"{self._where} answered {status}: {_one_line(error)}{note}", retryable=retryable)
+
+
+class _AlreadyThere(StorageError):
+    """`If-None-Match: *` was not met."""
+
+
+def _client(settings: Settings, endpoint: str | None) -> Any:
+    # A session of its own: boto3's default session is not safe to use from several threads.
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=settings.s3_region,
+        config=Config(
+            signature_version="s3v4",
+            s3={"addressing_style": "path" if endpoint else "auto"},
+            retries={"mode": "standard", "total_max_attempts": MAX_TRIES},
+            connect_timeout=CONNECT_TIMEOUT_SECONDS,
+            read_timeout=READ_TIMEOUT_SECONDS,
+            tcp_keepalive=True,
+            max_pool_connections=MAX_CONNECTIONS,
+            request_checksum_calculation=settings.s3_checksums,
+            response_checksum_validation=settings.s3_checksums,
+        ),
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

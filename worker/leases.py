@@ -1,0 +1,84 @@
+"""Keeps the leases of all jobs in hand alive, and passes on what the ledger answers: cancelled, or lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from worker.jobs.errors import QueueUnavailable
+from worker.jobs.ledger import Claim, Hold, Ledger
+
+logger = logging.getLogger(__name__)
+
+BEATS_PER_LEASE = 4
+"""Three beats may fail in a row before a lease lapses."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One job in hand. `state` is what the ledger said last."""
+
+    claim: Claim
+    state: Hold = Hold.HELD
+
+
+class Leases:
+    """The jobs that this worker has claimed, with the thread that extends their leases.
+
+    `on_gone` is called, on that thread, with a claim that need not be worked on any more. It is called again at every
+    beat until the job is let go: a request that was just on its way into the synthesizer is caught by the next one.
+    """
+
+    def __init__(self, ledger: Ledger, lease_seconds: float, on_gone: Callable[[Claim], None]) -> None:
+        self._ledger = ledger
+        self._interval_seconds = lease_seconds / BEATS_PER_LEASE
+        self._on_gone = on_gone
+        self._lock = threading.Lock()
+        self._held: dict[tuple[str, int], Lease] = {}
+        self._thread = threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True)
+        self._never = threading.Event()
+
+    def run(self) -> None:
+        self._thread.start()
+
+    @contextmanager
+    def hold(self, claim: Claim) -> Iterator[Lease]:
+        key = (claim.id, claim.token)
+        lease = Lease(claim)
+        with self._lock:
+            self._held[key] = lease
+        try:
+            yield lease
+        finally:
+            with self._lock:
+                del self._held[key]
+
+    def claims(self) -> list[Claim]:
+        with self._lock:
+            return [lease.claim for lease in self._held.values()]
+
+    def _beat_for_ever(self) -> None:
+        while not self._never.wait(self._interval_seconds):
+            try:
+                self._beat()
+            except QueueUnavailable as error:
+                logger.warning("heartbeat failed: %s", error)
+            except Exception:
+                # Without heartbeats every job in hand would be run twice.
+                logger.exception("heartbeat failed")
+
+    def _beat(self) -> None:
+        with self._lock:
+            leases = list(self._held.values())
+        if not leases:
+            return
+        # Two leases of one job: the older one had lapsed before this worker claimed the job again.
+        newest = {lease.claim.id: lease for lease in sorted(leases, key=lambda lease: lease.claim.token)}
+        states = self._ledger.heartbeat([lease.claim for lease in newest.values()])
+        for lease in leases:
+            lease.state = states[lease.claim.id] if lease is newest[lease.claim.id] else Hold.LOST
+            if lease.state is not Hold.HELD:
+                self._on_gone(lease.claim)

@@ -1,0 +1,63 @@
+"""One JSON object a line on standard error, with the job and the attempt where there is one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from logging.handlers import MemoryHandler
+
+from worker.jobs.errors import StartupError
+
+FIELDS = ("job", "attempt", "batch_size", "status", "settings")
+"""What a log call may pass in `extra`. Never the request: its text is its owner's."""
+
+MAX_HELD_BACK = 1_000
+
+
+class JsonLines(logging.Formatter):
+    """A record as one line. Of an exception it keeps type and places, not the message, which may quote a request."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "pid": record.process,
+            "event": record.getMessage(),
+        }
+        line.update({name: record.__dict__[name] for name in FIELDS if name in record.__dict__})
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exception"] = record.exc_info[0].__qualname__
+            frames = traceback.extract_tb(record.exc_info[2])
+            line["frames"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+@contextmanager
+def logs_of_a_start(level: str) -> Iterator[None]:
+    """Send the root logger to standard error, but hold it back inside the block.
+
+    A `StartupError` there is to be one line: what was said before it is dropped. Warnings are not held back (a download
+    may take minutes). Celery and boto3 speak from `warning` on, whatever our own level is.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    held_back = MemoryHandler(capacity=MAX_HELD_BACK, flushLevel=logging.WARNING, target=handler)
+    root = logging.getLogger()
+    root.handlers[:] = [held_back]
+    root.setLevel(level.upper())
+    logging.captureWarnings(True)  # Celery warns in several lines when it runs as root
+    for name in ("celery", "kombu", "amqp", "botocore", "boto3", "urllib3", "s3transfer"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        yield
+    except StartupError:
+        held_back.setTarget(None)
+        raise
+    held_back.flush()
+    root.handlers[:] = [handler]

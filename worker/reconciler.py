@@ -1,0 +1,58 @@
+"""Publishes again what is overdue: jobs whose message was lost, whose worker died, or whose back-off is over.
+
+Every worker runs one. `Ledger.overdue` moves the due time on as it hands out an id, so two of them never publish the
+same job at once, and a message that gets lost again is only a later round's work.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from worker.jobs.errors import QueueUnavailable
+from worker.jobs.ledger import Ledger
+from worker.jobs.models import Queue
+
+logger = logging.getLogger(__name__)
+
+ROUNDS_PER_LEASE = 4
+MAX_IDS_PER_ROUND = 200
+
+
+class Reconciler:
+    """`publish` puts one id into its queue; False where the broker refused, then a later round does it."""
+
+    def __init__(self, ledger: Ledger, publish: Callable[[str, Queue], bool], lease_seconds: float) -> None:
+        self._ledger = ledger
+        self._publish = publish
+        self._interval_seconds = lease_seconds / ROUNDS_PER_LEASE
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._reconcile_for_ever, name="reconciler", daemon=True)
+
+    def run(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _reconcile_for_ever(self) -> None:
+        while not self._stopped.is_set():
+            num_published = 0
+            try:
+                num_published = self.reconcile()
+            except QueueUnavailable as error:
+                logger.warning("reconciling failed: %s", error)
+            except Exception:
+                # Without this thread a lost message is a lost job.
+                logger.exception("reconciling failed")
+            if num_published < MAX_IDS_PER_ROUND:
+                self._stopped.wait(self._interval_seconds)
+
+    def reconcile(self) -> int:
+        """One round; returns how many ids were published."""
+        overdue = self._ledger.overdue(MAX_IDS_PER_ROUND)
+        for job_id, queue in overdue:
+            if self._publish(job_id, queue):
+                logger.info("published again", extra={"job": job_id})
+        return len(overdue)

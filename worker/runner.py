@@ -1,0 +1,191 @@
+"""One job from its message to its end: claim, prepare, wait for the batcher, deliver."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from omnivoice.errors import GenerationFailed, InvalidRequest, OmniVoiceError, RequestAborted
+from omnivoice.planning import plan
+from omnivoice.request import VoicePrompt
+from worker.batcher import Batcher
+from worker.delivery import Delivery
+from worker.entry import Entry, HandedBack, NotStarted, Rejected, Synthesized
+from worker.jobs.errors import QueueUnavailable, StorageError
+from worker.jobs.ledger import Claim, Hold, Ledger, Refusal
+from worker.jobs.models import JobError, Queue, Status
+from worker.leases import Lease, Leases
+from worker.patience import backoff_seconds, keep_trying
+from worker.voices import VoiceCache, VoiceKey
+from worker.window import Candidate
+
+logger = logging.getLogger(__name__)
+
+INTERNAL_ERROR = JobError(
+    type="internal-error",
+    title="The worker failed on this job",
+    detail="a fault of the service, not of the request; the worker's log has it under the job's id",
+)
+
+
+class JobRunner:
+    """Runs jobs, one a calling thread. `publish` announces a job that is handed back, so that nobody waits for it."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        batcher: Batcher,
+        leases: Leases,
+        voices: VoiceCache,
+        delivery: Delivery,
+        publish: Callable[[str, Queue], bool],
+        *,
+        worker_name: str,
+        lease_seconds: float,
+        max_attempts: int,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._ledger = ledger
+        self._batcher = batcher
+        self._leases = leases
+        self._voices = voices
+        self._delivery = delivery
+        self._publish = publish
+        self._worker_name = worker_name
+        self._lease_seconds = lease_seconds
+        self._max_attempts = max_attempts
+        self._is_draining = is_draining
+
+    def run(self, job_id: str) -> None:
+        """Never raises: what the ledger does not learn here, it learns when the lease lapses."""
+        try:
+            self._claim_and_work(job_id)
+        except QueueUnavailable as error:
+            logger.warning("given up, the reconciler will publish it again: %s", error, extra={"job": job_id})
+        except Exception:
+            logger.exception("given up, the reconciler will publish it again", extra={"job": job_id})
+
+    def _claim_and_work(self, job_id: str) -> None:
+        claim = self._ledger.claim(job_id, self._worker_name)
+        if isinstance(claim, Refusal):
+            logger.info("nothing to do: %s", claim.reason.value, extra={"job": job_id})
+            return
+        with self._leases.hold(claim) as lease:
+            self._attempt(lease)
+
+    def _attempt(self, lease: Lease) -> None:
+        try:
+            self._work(lease, claimed_at=time.monotonic())
+        except OmniVoiceError as error:
+            self._fail(lease.claim, _describe(error))
+        except StorageError as error:
+            self._retry_later(lease.claim, error)
+        except QueueUnavailable:
+            raise
+        except Exception:
+            # Not to be tried again: it would most likely fail again, and for ever where no attempt was counted.
+            logger.exception("job failed on a fault of the worker", extra=_names(lease.claim))
+            self._fail(lease.claim, INTERNAL_ERROR)
+
+    def _work(self, lease: Lease, claimed_at: float) -> None:
+        claim = lease.claim
+        outcome = self._batcher.submit(self._prepare(claim)).result()
+        match outcome:
+            case NotStarted():
+                logger.info("not started: cancelled, or another worker's", extra=_names(claim))
+            case HandedBack(reason, counts_attempt):
+                self._hand_back(claim, reason, counts_attempt)
+            case Rejected(error):
+                raise error
+            case Synthesized(result) if isinstance(result.error, RequestAborted):
+                self._abandon(lease)
+            case Synthesized(result) if result.error is not None:
+                raise result.error
+            case Synthesized():
+                if self._delivery.deliver(lease, outcome, claimed_at):
+                    logger.info("succeeded", extra=_names(claim) | {"batch_size": outcome.batch_size})
+                else:
+                    logger.info("late copy, not delivered", extra=_names(claim))
+
+    def _prepare(self, claim: Claim) -> Entry:
+        """Everything that can be done before the window: the voice, and the plan with the request's size.
+
+        Raises `InvalidRequest`, and `StorageError` after counting the attempt: the store may fail for this job alone,
+        and a job that never counts an attempt would come back for ever.
+        """
+        try:
+            voice = self._voice(claim)
+        except StorageError:
+            self._ledger.start([claim])
+            raise
+        request = claim.request.to_synthesis_request(voice)
+        candidate = Candidate(
+            arrived_at=time.monotonic(),
+            num_tokens=plan(request).num_tokens,
+            is_bulk=claim.queue is Queue.BULK,
+            runs_alone=claim.must_run_alone,
+        )
+        return Entry(claim, request, candidate)
+
+    def _voice(self, claim: Claim) -> VoicePrompt | None:
+        if claim.reference_key is None:
+            return None
+        if claim.request.ref_text is None:
+            raise InvalidRequest("ref_text", "is required with a reference clip")
+        preprocess = claim.request.to_synthesis_request().params.preprocess_prompt
+        key = VoiceKey(claim.reference_key, claim.request.ref_text, preprocess)
+        return keep_trying(
+            lambda: self._voices.get(key),
+            lambda error: isinstance(error, StorageError) and error.retryable and not self._is_draining(),
+            self._lease_seconds,
+        )
+
+    def _abandon(self, lease: Lease) -> None:
+        if lease.state is Hold.CANCELLED:
+            self._end(lease.claim, Status.CANCELLED)
+        else:
+            logger.info("stopped: the lease is another worker's", extra=_names(lease.claim))
+
+    def _hand_back(self, claim: Claim, reason: str, counts_attempt: bool) -> None:
+        logger.info("handed back: %s", reason, extra=_names(claim))
+        if not counts_attempt:
+            self._ledger.release([claim])
+            self._publish(claim.id, claim.queue)
+        elif claim.attempts + 1 >= self._max_attempts:
+            self._fail(claim, _describe(GenerationFailed(reason)))
+        elif self._ledger.retry(claim, 0.0):
+            self._publish(claim.id, claim.queue)
+
+    def _retry_later(self, claim: Claim, error: StorageError) -> None:
+        attempts = claim.attempts + 1
+        logger.warning("object store: %s", error, extra=_names(claim))
+        if self._is_draining():
+            self._hand_back(claim, "the worker is draining", counts_attempt=False)
+        elif attempts >= self._max_attempts:
+            title = "The object store could not be used"
+            self._fail(claim, JobError(type="storage-error", title=title, detail=str(error)))
+        else:
+            self._ledger.retry(claim, backoff_seconds(attempts))
+
+    def _fail(self, claim: Claim, error: JobError) -> None:
+        self._end(claim, Status.FAILED, error)
+
+    def _end(self, claim: Claim, status: Status, error: JobError | None = None) -> None:
+        is_accepted = keep_trying(
+            lambda: self._ledger.end(claim, status, error),
+            lambda failure: isinstance(failure, QueueUnavailable),
+            self._lease_seconds,
+        )
+        # Refused where the lease is lost, or where a cancel came first: the ledger has then ended the job as cancelled.
+        logger.info("ended" if is_accepted else "late copy", extra=_names(claim) | {"status": status.value})
+
+
+def _describe(error: OmniVoiceError) -> JobError:
+    if isinstance(error, InvalidRequest):
+        return JobError(type="invalid-request", title=f"The field {error.field} is not allowed", detail=str(error))
+    return JobError(type="generation-failed", title="No usable audio came out", detail=str(error))
+
+
+def _names(claim: Claim) -> dict[str, object]:
+    return {"job": claim.id, "attempt": claim.attempts + 1}

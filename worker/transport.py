@@ -1,0 +1,45 @@
+"""kombu's Redis transport, made to survive messages that are not messages.
+
+kombu decodes an item of its list without a guard: one item that is not its JSON raises out of Celery's event loop, and
+the worker ends ("Unrecoverable error"). Whoever can reach Redis could so end all workers, one item each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kombu.transport import redis
+
+logger = logging.getLogger(__name__)
+
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
+"""What decoding raises. Errors of the connection are none of these: they must reach Celery, which reconnects."""
+
+
+class TolerantChannel(redis.Channel):  # type: ignore[misc]  # kombu has no types
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)
+        except MALFORMED as error:
+            # It left the list when it was read, so it is gone; an error's text may quote it and is not logged.
+            logger.warning("an item of the queue is no message and is dropped: %s", type(error).__name__)
+            return True
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
+    ) -> Any:
+        def tolerant_callback(message: Any) -> Any:
+            try:
+                return callback(message)
+            except MALFORMED as error:
+                # Noted as unacknowledged by now: unless it is rejected, it holds a place of the prefetch for ever.
+                logger.warning("a message cannot be read and is rejected: %s", type(error).__name__)
+                return message.reject_log_error(logger, self.connection_errors)
+
+        return super().basic_consume(queue, no_ack, tolerant_callback, consumer_tag, **kwargs)
+
+
+class TolerantTransport(redis.Transport):  # type: ignore[misc]  # kombu has no types
+    Channel = TolerantChannel

@@ -1,0 +1,99 @@
+"""Which waiting jobs run together, and when their window closes: pure functions, no clock and no threads.
+
+A window closes at the first of three events: its oldest member has waited `max_wait_seconds`, it holds `max_requests`,
+or the next job's tokens do not fit. Times are seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BULK_HANDICAP_SECONDS = 5.0
+"""A bulk job is placed as if it had arrived this much later: interactive jobs overtake it, but only for so long.
+
+Strict priority would leave bulk jobs waiting for ever, with their leases held, while interactive ones keep coming.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLimits:
+    max_wait_seconds: float
+    max_requests: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What the rule has to know of one waiting job.
+
+    `runs_alone` marks a job whose earlier attempt took its batch down, or was lost with its worker: mates of its next
+    attempt would be burnt with it.
+    """
+
+    arrived_at: float
+    num_tokens: int
+    is_bulk: bool = False
+    runs_alone: bool = False
+
+    @property
+    def place(self) -> float:
+        return self.arrived_at + (BULK_HANDICAP_SECONDS if self.is_bulk else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What runs already."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    runs_alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`members` are indices of the candidates, in the order they enter; the window may be run from `closes_at` on."""
+
+    members: tuple[int, ...]
+    closes_at: float
+
+
+def gather(waiting: Sequence[Candidate], limits: WindowLimits) -> Window:
+    """The window that an idle synthesizer would run next; `closes_at` is −∞ where waiting longer cannot add to it."""
+    members, is_full = _fill(waiting, limits, Load())
+    if not members:
+        return Window((), math.inf)
+    if is_full:
+        return Window(members, -math.inf)
+    return Window(members, min(waiting[index].arrived_at for index in members) + limits.max_wait_seconds)
+
+
+def admit(waiting: Sequence[Candidate], limits: WindowLimits, running: Load) -> tuple[int, ...]:
+    """Indices of the jobs that join what runs, between two steps and without waiting for others."""
+    return _fill(waiting, limits, running)[0]
+
+
+def _fill(waiting: Sequence[Candidate], limits: WindowLimits, running: Load) -> tuple[tuple[int, ...], bool]:
+    order = sorted(range(len(waiting)), key=lambda index: waiting[index].place)
+    if not order or running.runs_alone:
+        return (), running.runs_alone
+    if waiting[order[0]].runs_alone:
+        # It is its turn: nobody may join what runs until that has ended, or a busy worker would never be empty for it.
+        return ((), True) if running.num_requests else ((order[0],), True)
+    members: list[int] = []
+    num_tokens = running.num_tokens
+    for index in order:
+        candidate = waiting[index]
+        if candidate.runs_alone:
+            continue
+        if running.num_requests + len(members) >= limits.max_requests:
+            return tuple(members), True
+        is_first = not members and not running.num_requests
+        # A job above the whole allowance still has to run some time: by itself.
+        if not is_first and num_tokens + candidate.num_tokens > limits.max_tokens:
+            return tuple(members), True
+        members.append(index)
+        num_tokens += candidate.num_tokens
+    is_full = running.num_requests + len(members) >= limits.max_requests or num_tokens >= limits.max_tokens
+    return tuple(members), is_full
