@@ -45,7 +45,7 @@ format: $(DEV) ## rewrite the sources as ruff wants them
 	$(BIN)/ruff check --fix .
 
 test-gpu: ## the tests that need a CUDA device (GPU_PYTHON chooses the interpreter)
-	$(GPU_PYTHON) -m pytest -m gpu
+	$(GPU_PYTHON) -m pytest tests/gpu -m gpu --noconftest
 
 clean: ## stop the local stack; remove its state, the virtual environment and all caches
 	@if [ -x $(BIN)/python ] && [ -d .run ]; then $(BIN)/python -m infra.local down; fi

@@ -41,6 +41,22 @@ SIZES = {
 }
 
 
+PUBLISHED_CODEC = {
+    "model_type": "higgs_audio_v2_tokenizer",
+    "target_bandwidths": [0.5, 1, 1.5, 2],
+    "codebook_dim": 64,
+    "acoustic_model_config": {
+        "model_type": "dac",
+        "encoder_hidden_size": 64,
+        "decoder_hidden_size": 1024,
+        "hidden_size": 256,
+        "downsampling_ratios": [8, 5, 4, 2, 3],
+        "upsampling_ratios": [8, 5, 4, 2, 3],
+    },
+    "semantic_model_config": {"model_type": "hubert"},
+}
+
+
 def write_checkpoint(folder: Path, size: Size, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
     """Write config, weights, tokenizer and codec; weights have variance 1/fan-in, so that activations stay sane."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,8 +105,7 @@ def _write_codec(folder: Path, published: bool, generator: torch.Generator) -> N
         shutil.copytree(SMALL_CHECKPOINT / "audio_tokenizer", folder, dirs_exist_ok=True)
         return
     folder.mkdir(exist_ok=True)
-    # Every size that the file does not name has the layout's default, which is the published one.
-    (folder / "config.json").write_text(json.dumps({"model_type": "higgs_audio_v2_tokenizer"}))
+    (folder / "config.json").write_text(json.dumps(PUBLISHED_CODEC, indent=1))
     shutil.copy(SMALL_CHECKPOINT / "audio_tokenizer" / "preprocessor_config.json", folder)
     config = read_codec_config(folder / "config.json")
     network = CodecNetwork(config)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 from redis import Redis
-
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode adds nothing: this is how tests find `servers`
 
 from servers import S3Server, ServerMissing, redis_program, run_redis, run_seaweedfs, weed_program
 

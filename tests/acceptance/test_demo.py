@@ -65,13 +65,17 @@ class LocalStack:
         return next(str(entry["address"]) for entry in services if entry["name"] == service)
 
     def own_processes(self) -> list[int]:
-        """Every process of this machine whose arguments or environment name our state folder."""
+        """Every process of this machine whose arguments, environment or working directory name our state folder.
+
+        The directory is for Redis, which writes its title over the other two.
+        """
         mark = str(self.folder).encode()
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 try:
                     told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                    told += bytes((entry / "cwd").readlink())
                 except OSError:
                     continue
                 if mark in told:
