@@ -96,7 +96,7 @@ class JobRoutes:
             detail = f"the job has no audio: it is {record.status.value}"
             headers = {} if record.status.is_final else _RETRY_AFTER
             raise ProblemError(409, detail, kind="no-audio", title="No audio", headers=headers)
-        if self._retention_is_over(record):
+        if self._retention_is_over(record) or not self.store.exists(self.store.key_of(record.result.uri)):
             raise ProblemError(410, "the retention of this audio is over", kind="gone")
         response = redirect(self._audio_url(record.id, record.result), code=302)
         response.headers["Cache-Control"] = "no-store"  # the link dies sooner than a cache would forget it

@@ -8,11 +8,9 @@ import numpy as np
 
 from omnivoice.audio.postprocess import cross_fade, fade_and_pad, remove_silence
 from omnivoice.errors import GenerationFailed
-from omnivoice.parameters import SAMPLE_RATE, SamplingParams
+from omnivoice.parameters import REFERENCE_RMS, SAMPLE_RATE, SamplingParams
 from omnivoice.request import VoicePrompt, Waveform
 
-REFERENCE_RMS = 0.1
-"""Quieter reference clips are lifted to this level before they are encoded."""
 PEAK_WITHOUT_VOICE = 0.5
 SILENT_PEAK = 1e-4
 """A result whose loudest sample is below this (−80 dBFS) holds no speech."""

@@ -19,6 +19,9 @@ HOP_LENGTH = 960
 FRAME_RATE = SAMPLE_RATE // HOP_LENGTH
 """Codec frames a second (25)."""
 
+REFERENCE_RMS = 0.1
+"""Reference clips quieter than this are lifted to it, the level of the model's training; results are scaled back."""
+
 MAX_TEXT_CHARS = 50_000
 MAX_AUDIO_SECONDS = 3_600.0
 """Longest audio that one request may ask for, all chunks together."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from threading import Lock
 from typing import Protocol
@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 from omnivoice.audio.postprocess import remove_silence
 from omnivoice.audio.resample import resample
 from omnivoice.errors import InvalidRequest
-from omnivoice.parameters import HOP_LENGTH, SAMPLE_RATE
+from omnivoice.parameters import HOP_LENGTH, REFERENCE_RMS, SAMPLE_RATE
 from omnivoice.request import Codes, VoicePrompt, Waveform
 from omnivoice.text import add_punctuation
 
-TARGET_RMS = 0.1
-"""Clips quieter than this are lifted to it: the model was trained on speech at that level."""
 SILENT_RMS = 1e-5
 """-100 dBFS, under half a step of 16-bit audio: below it there is nothing to lift."""
 MID_SILENCE_MS = 200
@@ -47,8 +45,8 @@ def encode_voice(
         raise InvalidRequest("ref_text", "the transcript of the reference audio is required")
     clip = resample(_mono(waveform), sample_rate, SAMPLE_RATE)
     rms = _rms(clip)
-    if rms < TARGET_RMS:
-        clip = clip * np.float32(TARGET_RMS / rms)
+    if rms < REFERENCE_RMS:
+        clip = clip * np.float32(REFERENCE_RMS / rms)
     if preprocess:
         clip = remove_silence(clip, SAMPLE_RATE, MID_SILENCE_MS, LEAD_SILENCE_MS, TRAIL_SILENCE_MS)
         ref_text = add_punctuation(ref_text)
@@ -61,15 +59,15 @@ def encode_voice(
 class VoiceCache:
     """Encodes each voice once, whoever asks and however often, and keeps the `max_voices` used last.
 
-    Threads that ask for a voice that is being encoded wait for it; one that cannot be encoded raises for each of them
-    and is not kept.
+    A key is whatever tells voices apart: `key` makes one of a clip's content. Threads that ask for a voice that is
+    being encoded wait for it; one that cannot be encoded raises for each of them and is not kept.
     """
 
     def __init__(self, max_voices: int = 64) -> None:
         if max_voices < 1:
             raise ValueError(f"max_voices must be at least 1, not {max_voices}")
         self._max_voices = max_voices
-        self._voices: OrderedDict[str, Future[VoicePrompt]] = OrderedDict()
+        self._voices: OrderedDict[Hashable, Future[VoicePrompt]] = OrderedDict()
         self._lock = Lock()
 
     @staticmethod
@@ -84,7 +82,7 @@ class VoiceCache:
     def __len__(self) -> int:
         return len(self._voices)
 
-    def get(self, key: str, encode: Callable[[], VoicePrompt]) -> VoicePrompt:
+    def get(self, key: Hashable, encode: Callable[[], VoicePrompt]) -> VoicePrompt:
         """Return the voice known by `key`; where there is none, call `encode` for it and pass on what that raises."""
         voice, is_new = self._claim(key)
         if is_new:
@@ -96,7 +94,7 @@ class VoiceCache:
                 raise
         return voice.result()
 
-    def _claim(self, key: str) -> tuple[Future[VoicePrompt], bool]:
+    def _claim(self, key: Hashable) -> tuple[Future[VoicePrompt], bool]:
         with self._lock:
             voice = self._voices.get(key)
             if voice is not None:
@@ -107,7 +105,7 @@ class VoiceCache:
                 self._voices.popitem(last=False)
             return voice, True
 
-    def _forget(self, key: str, voice: Future[VoicePrompt]) -> None:
+    def _forget(self, key: Hashable, voice: Future[VoicePrompt]) -> None:
         # While it was being encoded it may have been pushed out and asked for again: leave that one alone.
         with self._lock:
             if self._voices.get(key) is voice:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import hypothesis
 import pytest
 from redis import Redis
-
 from servers import S3Server, ServerMissing, redis_program, run_redis, run_seaweedfs, weed_program
 
 from worker.jobs.connection import connect

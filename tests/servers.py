@@ -132,6 +132,10 @@ def run_seaweedfs(folder: Path, bucket: str = "omnivoice") -> Iterator[S3Server]
         # It answers before its volumes take writes, so a first object must have gone in.
         _wait_ready(process, lambda: _takes_writes(server), folder / "weed.log")
         yield server
+    # A killed one leaves its Unix sockets, which it names by its ports.
+    for port in ports.values():
+        for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+            path.unlink(missing_ok=True)
 
 
 class SwallowingProxy:

@@ -12,6 +12,7 @@ from celery import signals
 
 from omnivoice.audio.files import check_reference
 from omnivoice.request import VoicePrompt
+from omnivoice.voice import VoiceCache
 from worker.batcher import Batcher
 from worker.delivery import Delivery
 from worker.jobs.broker import make_celery, publish
@@ -26,7 +27,7 @@ from worker.runner import JobRunner
 from worker.synthesizers import Synthesizer
 from worker.task import register_task
 from worker.transport import TolerantTransport
-from worker.voices import VoiceCache, VoiceKey
+from worker.voices import MAX_VOICES, VoiceKey
 from worker.watchdog import Watchdog
 from worker.window import WindowLimits
 
@@ -46,6 +47,7 @@ class Worker:
         self._celery = make_celery(settings)
         self._celery.conf.broker_transport = TolerantTransport
         self._store = ObjectStore(settings)
+        self._voices = VoiceCache(MAX_VOICES)
         ledger = Ledger.from_settings(settings)
         announce = partial(publish, self._celery)
         self._batcher = Batcher(
@@ -99,7 +101,7 @@ class Worker:
             ledger,
             self._batcher,
             self._leases,
-            VoiceCache(self._encode_voice),
+            self._voice,
             Delivery(ledger, self._store, settings.lease_seconds, lambda: self._drain.is_requested),
             announce,
             worker_name=_worker_name(),
@@ -107,6 +109,10 @@ class Worker:
             max_attempts=settings.max_attempts,
             is_draining=lambda: self._drain.is_requested,
         )
+
+    def _voice(self, key: VoiceKey) -> VoicePrompt:
+        """A reference voice, fetched and encoded once. Raises `InvalidRequest` and `StorageError`."""
+        return self._voices.get(key, lambda: self._encode_voice(key))
 
     def _encode_voice(self, key: VoiceKey) -> VoicePrompt:
         clip = check_reference(self._store.get(key.reference_key), key.ref_text)

@@ -17,7 +17,7 @@ from worker.jobs.ledger import Claim, Hold, Ledger, Refusal
 from worker.jobs.models import JobError, Queue, Status
 from worker.leases import Lease, Leases
 from worker.patience import backoff_seconds, keep_trying
-from worker.voices import VoiceCache, VoiceKey
+from worker.voices import VoiceKey
 from worker.window import Candidate
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class JobRunner:
         ledger: Ledger,
         batcher: Batcher,
         leases: Leases,
-        voices: VoiceCache,
+        voice_of: Callable[[VoiceKey], VoicePrompt],
         delivery: Delivery,
         publish: Callable[[str, Queue], bool],
         *,
@@ -49,7 +49,7 @@ class JobRunner:
         self._ledger = ledger
         self._batcher = batcher
         self._leases = leases
-        self._voices = voices
+        self._voice_of = voice_of
         self._delivery = delivery
         self._publish = publish
         self._worker_name = worker_name
@@ -136,7 +136,7 @@ class JobRunner:
         preprocess = claim.request.to_synthesis_request().params.preprocess_prompt
         key = VoiceKey(claim.reference_key, claim.request.ref_text, preprocess)
         return keep_trying(
-            lambda: self._voices.get(key),
+            lambda: self._voice_of(key),
             lambda error: isinstance(error, StorageError) and error.retryable and not self._is_draining(),
             self._lease_seconds,
         )

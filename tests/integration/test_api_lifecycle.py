@@ -12,6 +12,7 @@ from api_service import AUDIO, assert_problem, build_app, fail_job, start_job, s
 from flask.testing import FlaskClient
 
 from worker.jobs.settings import Settings
+from worker.jobs.storage import ObjectStore
 
 
 @pytest.fixture
@@ -168,3 +169,13 @@ def test_audio_after_retention(client: FlaskClient, settings: Settings) -> None:
     job = shorter.get(f"/v1/jobs/{job_id}").get_json()
     assert job["status"] == "succeeded"
     assert job["result"]["audio_url"] is None
+
+
+def test_audio_that_was_deleted_from_the_store_is_gone(client: FlaskClient, settings: Settings) -> None:
+    """By a bucket's lifecycle rule, say: not a link that leads to nothing."""
+    job_id = submit(client)
+    succeed_job(settings, job_id)
+    assert client.get(f"/v1/jobs/{job_id}/audio").status_code == 302
+    store = ObjectStore(settings)
+    store.delete(store.key_of(client.get(f"/v1/jobs/{job_id}").get_json()["result"]["uri"]))
+    assert_problem(client.get(f"/v1/jobs/{job_id}/audio"), 410)

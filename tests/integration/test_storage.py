@@ -123,8 +123,10 @@ def test_of_writers_at_once_one_wins_and_the_rest_learn_it(store: ObjectStore) -
 
 def test_a_deleted_object_is_gone_and_deleting_again_is_fine(store: ObjectStore) -> None:
     store.put(KEY, b"data", "audio/wav")
+    assert store.exists(KEY)
     store.delete(KEY)
     store.delete(KEY)
+    assert not store.exists(KEY)
     with pytest.raises(StorageError, match="does not exist") as missing:
         store.get(KEY)
     assert store.uri(KEY) in str(missing.value)

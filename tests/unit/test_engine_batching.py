@@ -7,7 +7,7 @@ from dataclasses import replace
 import golden_cases as golden
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnivoice import (
@@ -70,7 +70,7 @@ def flat_codes(result: object) -> np.ndarray:
 MISHAPS = ("none", "refused", "aborted")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None)
 @given(wanted=requests(), mates=st.lists(st.tuples(requests(), st.sampled_from(MISHAPS)), max_size=4), data=st.data())
 def test_codes_do_not_depend_on_the_batch(
     engines: dict[str, Engine],
@@ -180,7 +180,7 @@ def test_request_mode_finishes_its_window_first() -> None:
     assert ended == [[], [], ["first"], ["second"]]
 
 
-@pytest.mark.parametrize("limit", [{"max_batch_requests": 2}, {"max_batch_tokens": 200}])
+@pytest.mark.parametrize("limit", [{"max_batch_requests": 2}, {"max_batch_tokens": 300}])
 def test_limits_bound_every_batch(limit: dict[str, int]) -> None:
     engine = load("float32", "step", **limit)
     for index in range(6):

@@ -81,6 +81,15 @@ class ObjectStore:
             data: bytes = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)["Body"].read()
         return data
 
+    def exists(self, key: str) -> bool:
+        """Whether there is an object at `key`."""
+        try:
+            with self._errors(key):
+                self._client.head_object(Bucket=self._bucket, Key=self._prefix + key)
+        except _NotThere:
+            return False
+        return True
+
     def delete(self, key: str) -> None:
         """Remove the object; one that is not there counts as removed."""
         with self._errors(key):
@@ -135,10 +144,14 @@ class ObjectStore:
         if code == "NoSuchBucket" or (status == 404 and key is None):
             return StorageError(f"{self._where} does not exist", retryable=False)
         if code in _MISSING:
-            return StorageError(f"{self.uri(key or '')} does not exist", retryable=False)
+            return _NotThere(f"{self.uri(key or '')} does not exist", retryable=False)
         note = "; is its disk full?" if status in (500, 507) else ""
         retryable = status >= 500 or status in (408, 409, 429)
         return StorageError(f"{self._where} answered {status}: {_one_line(error)}{note}", retryable=retryable)
+
+
+class _NotThere(StorageError):
+    """No object at the key."""
 
 
 class _AlreadyThere(StorageError):
