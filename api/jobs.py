@@ -157,7 +157,7 @@ class JobRoutes:
             with contextlib.suppress(StorageError):
                 audio_url = self._audio_url(record.id, record.result)
         job = record.to_job(links, audio_url)
-        response = Response(job.model_dump_json(), status=status, mimetype="application/json")
+        response = Response(job.to_json(), status=status, mimetype="application/json")
         response.headers["Cache-Control"] = "no-store"
         if not record.status.is_final:
             response.headers.update(_RETRY_AFTER)

@@ -283,4 +283,5 @@ class Engine:
 
 
 def _seed_of(request: SynthesisRequest) -> int:
-    return secrets.randbits(63) if request.seed is None else request.seed
+    """The caller's seed, or one drawn small enough (53 bits) for JSON readers that hold numbers as doubles."""
+    return secrets.randbits(53) if request.seed is None else request.seed

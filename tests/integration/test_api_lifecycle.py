@@ -38,6 +38,13 @@ def test_succeeded_job(client: FlaskClient, settings: Settings) -> None:
     assert answer.headers["Cache-Control"] == "no-store"
 
 
+def test_the_request_is_given_back_without_what_was_not_asked_for(client: FlaskClient) -> None:
+    job_id = submit(client, text="Hello there.", num_step=8)
+    request = client.get(f"/v1/jobs/{job_id}").get_json()["request"]
+    expected = {"text": "Hello there.", "num_step": 8, "format": "wav", "sample_rate": 24000, "queue": "interactive"}
+    assert request == expected | {"metadata": {}}
+
+
 def test_failed_job_says_why(client: FlaskClient, settings: Settings) -> None:
     job_id = submit(client)
     fail_job(settings, job_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -74,16 +75,7 @@ def _bounded(name: str, description: str | None = None) -> Any:
     return Field(None, ge=bounds.low, le=bounds.high, description=description)
 
 
-_DEFINITIONS: dict[str, Any] = {field.name: _sampling_field(field) for field in dataclasses.fields(SamplingParams)}
-if TYPE_CHECKING:
-    _SamplingFields = _Strict
-else:
-    _SamplingFields = create_model("_SamplingFields", __base__=_Strict, **_DEFINITIONS)
-
-
-class JobRequest(_SamplingFields):
-    """One text to speak: the body of `POST /v1/jobs`. Language and instruct are checked when the job is planned."""
-
+class _OwnFields(_Strict):
     text: str = Field(min_length=1, max_length=MAX_TEXT_CHARS, description="what is said")
     language: str | None = Field(None, max_length=MAX_NAME_CHARS, description="code or name; None: from the text")
     instruct: str | None = Field(None, max_length=MAX_INSTRUCT_CHARS, description="attributes of the voice")
@@ -125,6 +117,17 @@ class JobRequest(_SamplingFields):
         if name is not None and rate not in AUDIO_FORMATS[name].sample_rates:
             raise ValueError(f"must be one of {', '.join(map(str, AUDIO_FORMATS[name].sample_rates))} for {name}")
         return rate
+
+
+_DEFINITIONS: dict[str, Any] = {field.name: _sampling_field(field) for field in dataclasses.fields(SamplingParams)}
+if TYPE_CHECKING:
+    _AllFields = _OwnFields
+else:
+    _AllFields = create_model("_AllFields", __base__=_OwnFields, **_DEFINITIONS)
+
+
+class JobRequest(_AllFields):
+    """One text to speak: the body of `POST /v1/jobs`. Language and instruct are checked when the job is planned."""
 
     @staticmethod
     def parse(body: object) -> JobRequest:
@@ -205,6 +208,12 @@ class Job(BaseModel):
     batch: str | None = None
     metadata: dict[str, str] = Field(default_factory=dict)
     links: dict[str, str] = Field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """JSON for clients; `request` names what was asked for and what always applies, not each absent field."""
+        content = self.model_dump(mode="json")
+        content["request"] = self.request.model_dump(mode="json", exclude_none=True)
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
 def _problem(problem: dict[str, Any]) -> tuple[str, str]:
