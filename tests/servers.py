@@ -114,8 +114,8 @@ def run_redis(folder: Path, port: int | None = None, *options: str) -> Iterator[
 
 
 @contextlib.contextmanager
-def run_seaweedfs(folder: Path, bucket: str = "omnivoice") -> Iterator[S3Server]:
-    """SeaweedFS that knows one pair of keys and holds one empty bucket."""
+def run_seaweedfs(folder: Path, bucket: str = "omnivoice", is_full: bool = False) -> Iterator[S3Server]:
+    """SeaweedFS that knows one pair of keys and holds one empty bucket; `is_full` gives it no space to write to."""
     names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
     names += ("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc")
     ports = dict(zip(names, free_ports(len(names)), strict=True))
@@ -126,11 +126,14 @@ def run_seaweedfs(folder: Path, bucket: str = "omnivoice") -> Iterator[S3Server]
     command = [weed_program(), "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
     command += ["-filer", "-s3", f"-s3.config={folder / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     command += ["-s3.autoCreateBucket=false", "-master.telemetry=false", "-master.volumeSizeLimitMB=64"]
+    # A volume server keeps this share of its disk free: with all of it, it has none to give.
+    command += [f"-volume.minFreeSpace={100 if is_full else 1}"]
     command += ["-volume.max=100", *(f"-{name}={port}" for name, port in ports.items())]
     server = S3Server(f"http://127.0.0.1:{ports['s3.port']}", bucket, S3_ACCESS_KEY, S3_SECRET_KEY)
     with _process(command, folder / "weed.log") as process:
         # It answers before its volumes take writes, so a first object must have gone in.
-        _wait_ready(process, lambda: _takes_writes(server), folder / "weed.log")
+        is_ready = _has_bucket if is_full else _takes_writes
+        _wait_ready(process, lambda: is_ready(server), folder / "weed.log")
         yield server
     # A killed one leaves its Unix sockets, which it names by its ports.
     for port in ports.values():
@@ -188,16 +191,24 @@ def s3_client(server: S3Server) -> Any:
     )
 
 
+def _has_bucket(server: S3Server) -> bool:
+    with contextlib.closing(s3_client(server)) as client:
+        try:
+            if server.bucket not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
+                client.create_bucket(Bucket=server.bucket)
+        except (BotoCoreError, ClientError):
+            return False
+    return True
+
+
 def _takes_writes(server: S3Server) -> bool:
-    client = s3_client(server)
-    try:
-        if server.bucket not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
-            client.create_bucket(Bucket=server.bucket)
-        client.put_object(Bucket=server.bucket, Key="ready", Body=b"ready")
-    except (BotoCoreError, ClientError):
+    if not _has_bucket(server):
         return False
-    finally:
-        client.close()
+    with contextlib.closing(s3_client(server)) as client:
+        try:
+            client.put_object(Bucket=server.bucket, Key="ready", Body=b"ready")
+        except (BotoCoreError, ClientError):
+            return False
     return True
 
 

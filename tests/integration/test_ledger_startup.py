@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
-from servers import run_redis
+from redis import Redis
+from servers import run_redis, wait_until
 
 from worker.jobs.errors import StartupError
 from worker.jobs.settings import Settings
@@ -49,3 +51,16 @@ def test_a_redis_that_evicts_jobs_is_refused(redis_url: str, tmp_path: Path) -> 
 def test_a_redis_that_takes_no_writes_is_refused(redis_url: str, tmp_path: Path) -> None:
     with run_redis(tmp_path, None, "--maxmemory", "1", "--maxmemory-policy", "noeviction") as url:
         assert "cannot be used" in refusal(url)
+
+
+@pytest.mark.redis
+def test_a_redis_that_cannot_write_to_its_disk_is_refused(redis_url: str, tmp_path: Path) -> None:
+    """It refuses writes once a save has failed: a full disk and a folder that is gone are the same to it."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with run_redis(folder, None, "--save", "3600", "1000000") as url, Redis.from_url(url) as redis:
+        shutil.rmtree(folder)
+        redis.set("key", "value")
+        redis.bgsave()
+        wait_until(lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "err")
+        assert "MISCONF" in refusal(url)

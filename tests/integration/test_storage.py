@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from servers import S3Server, SwallowingProxy, free_ports, s3_client, wait_until
+from servers import S3Server, SwallowingProxy, free_ports, run_seaweedfs, s3_client, wait_until
 
 from worker.jobs.errors import StartupError, StorageError
 from worker.jobs.settings import Settings
@@ -197,6 +199,18 @@ def test_a_missing_bucket_is_named(settings: Settings) -> None:
     assert "bucket no-such-bucket" in refusal(elsewhere, retryable=False)
     with pytest.raises(StorageError, match=r"bucket no-such-bucket .* does not exist"):
         ObjectStore(elsewhere).put(KEY, b"data", "audio/wav")
+
+
+@pytest.mark.s3
+def test_a_store_without_space_is_named_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_seaweedfs(tmp_path, is_full=True) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        start = time.monotonic()
+        with pytest.raises(StartupError, match="disk full") as caught:
+            check_storage(Settings(s3_endpoint=server.endpoint, s3_bucket=server.bucket))
+    assert time.monotonic() - start < 15
+    assert "\n" not in str(caught.value)
 
 
 def test_an_endpoint_where_nothing_listens_is_named(settings: Settings) -> None:

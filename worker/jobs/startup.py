@@ -8,7 +8,7 @@ from worker.jobs import names
 from worker.jobs.connection import connect
 from worker.jobs.errors import StartupError, StorageError
 from worker.jobs.settings import Settings
-from worker.jobs.storage import ObjectStore
+from worker.jobs.storage import BRIEF, ObjectStore
 
 OLDEST_REDIS = (6, 2)
 
@@ -41,7 +41,7 @@ def _check_facts(where: str, facts: dict[str, object]) -> None:
 def check_storage(settings: Settings) -> None:
     """The bucket exists and takes, gives and deletes an object. Raises `StartupError`."""
     try:
-        ObjectStore(settings).check()
+        ObjectStore(settings, BRIEF).check()
     except StorageError as error:
         raise StartupError(str(error)) from None
 

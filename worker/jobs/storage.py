@@ -5,26 +5,42 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ReadTimeoutError,
+)
 
 from worker.jobs.errors import StorageError
 from worker.jobs.names import new_job_id
 from worker.jobs.settings import Settings
 
 CONNECT_TIMEOUT_SECONDS = 3.0
-READ_TIMEOUT_SECONDS = 20.0
-MAX_TRIES = 4
-"""Of one call, with boto3's jittered back-off between them."""
 MAX_CONNECTIONS = 64
 
 _SHA256 = "sha256"
 _WRONG_CREDENTIALS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "403", "ExpiredToken"}
 _MISSING = {"NoSuchKey", "404", "NotFound"}
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long one call may take: tries, with boto3's jittered back-off between them, of so many seconds each."""
+
+    max_tries: int = 4
+    read_timeout_seconds: float = 20.0
+
+
+BRIEF = Patience(max_tries=2, read_timeout_seconds=4.0)
+"""For checks: whoever starts a program or asks for its readiness waits for the answer."""
 
 
 class ObjectStore:
@@ -34,14 +50,14 @@ class ObjectStore:
     do not know `If-None-Match` overwrite instead; keys that hold a lease's token keep late copies apart there too.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, patience: Patience = Patience()) -> None:
         self._bucket = settings.s3_bucket
         self._prefix = f"{settings.s3_prefix.strip('/')}/" if settings.s3_prefix.strip("/") else ""
         self._where = f"bucket {settings.s3_bucket} at {settings.s3_endpoint or 'AWS'}"
-        self._client = _client(settings, settings.s3_endpoint)
+        self._client = _client(settings, settings.s3_endpoint, patience)
         # A signature covers the host, so links are signed for the address under which clients reach the store.
         public = settings.s3_public_endpoint
-        self._signer = _client(settings, public) if public else self._client
+        self._signer = _client(settings, public, patience) if public else self._client
 
     def check(self) -> None:
         """The bucket is there and takes, gives and deletes an object."""
@@ -131,6 +147,8 @@ class ObjectStore:
             raise StorageError(
                 f"{self._where}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", retryable=False
             ) from error
+        except ReadTimeoutError as error:
+            raise StorageError(f"{self._where} does not answer; is its disk full?", retryable=True) from error
         except (BotoCoreError, OSError) as error:
             raise StorageError(f"{self._where} cannot be reached: {_one_line(error)}", retryable=True) from error
 
@@ -158,7 +176,7 @@ class _AlreadyThere(StorageError):
     """`If-None-Match: *` was not met."""
 
 
-def _client(settings: Settings, endpoint: str | None) -> Any:
+def _client(settings: Settings, endpoint: str | None, patience: Patience) -> Any:
     # A session of its own: boto3's default session is not safe to use from several threads.
     return boto3.session.Session().client(
         "s3",
@@ -167,9 +185,9 @@ def _client(settings: Settings, endpoint: str | None) -> Any:
         config=Config(
             signature_version="s3v4",
             s3={"addressing_style": "path" if endpoint else "auto"},
-            retries={"mode": "standard", "total_max_attempts": MAX_TRIES},
+            retries={"mode": "standard", "total_max_attempts": patience.max_tries},
             connect_timeout=CONNECT_TIMEOUT_SECONDS,
-            read_timeout=READ_TIMEOUT_SECONDS,
+            read_timeout=patience.read_timeout_seconds,
             tcp_keepalive=True,
             max_pool_connections=MAX_CONNECTIONS,
             request_checksum_calculation=settings.s3_checksums,
