@@ -16,7 +16,7 @@ from api.openapi import build_openapi
 from api.waiting import LongPoll
 from worker.jobs.ledger import Ledger
 from worker.jobs.settings import Settings
-from worker.jobs.storage import BRIEF, ObjectStore
+from worker.jobs.storage import ObjectStore
 
 STOPPING = "omnivoice.stopping"
 """Key in `Flask.extensions` of the `threading.Event` that ends long polls when the process is told to stop."""
@@ -44,7 +44,7 @@ def create_app(settings: Settings, ledger: Ledger, store: ObjectStore, publish: 
     Access.from_settings(settings, keys).register(app)
     problems.register(app)
     app.after_request(_harden)
-    app.register_blueprint(HealthRoutes(ledger, StorageProbe(ObjectStore(settings, BRIEF))).blueprint())
+    app.register_blueprint(HealthRoutes(ledger, StorageProbe(store)).blueprint())
     app.register_blueprint(JobRoutes(settings, ledger, store, publish, long_poll).blueprint())
     app.register_blueprint(DocsRoutes(build_openapi(keys_needed=not keys.is_open)).blueprint())
     return app

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from flask import Blueprint, Response, jsonify, redirect, render_template, url_for
+from markupsafe import Markup, escape
 from werkzeug.wrappers import Response as AnyResponse
 
 from api.openapi import Schema
 
 _NO_SCRIPTS = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_BACKTICKS = re.compile(r"`([^`]+)`")
 _LIMITS = {
     "minimum": "≥ {}",
     "exclusiveMinimum": "> {}",
@@ -30,6 +33,7 @@ class DocsRoutes:
 
     def blueprint(self) -> Blueprint:
         routes = Blueprint("docs", __name__, template_folder="templates")
+        routes.add_app_template_filter(_marked_code, "code")
         routes.add_url_rule("/openapi.json", "openapi", self.openapi, methods=["GET"])
         routes.add_url_rule("/docs", "page", self.page, methods=["GET"])
         routes.add_url_rule("/", "root", self.root, methods=["GET"])
@@ -47,6 +51,11 @@ class DocsRoutes:
 
     def root(self) -> AnyResponse:
         return redirect(url_for("docs.page"))
+
+
+def _marked_code(text: str) -> Markup:
+    """HTML of a text of the document, in which backticks mark code as CommonMark has it."""
+    return Markup(_BACKTICKS.sub(r"<code>\1</code>", str(escape(text))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ What cannot be parsed is a 400 and raises `ProblemError`; what parses but is not
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import json
 import re
@@ -94,9 +95,13 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise malformed(where, f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
+        if data.startswith(codecs.BOM_UTF8):
+            raise malformed(where, "starts with a byte order mark; JSON has none") from None
         raise malformed(where, f"not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
-    except ValueError as error:  # a constant, a key twice, or an integer of thousands of digits
+    except _NotJsonError as error:
         raise malformed(where, f"not JSON: {error}") from None
+    except ValueError:  # Python refuses to make an integer of thousands of digits
+        raise malformed(where, "holds a number with too many digits") from None
     if not isinstance(value, dict):
         raise not_allowed(where, "must be a JSON object")
     if len(value) > MAX_FIELDS:
@@ -104,14 +109,18 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     return value
 
 
+class _NotJsonError(ValueError):
+    """What Python's parser would take and other parsers would not."""
+
+
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
+    raise _NotJsonError(f"{name} is not a JSON number")
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a key is given twice in one object")
+        raise _NotJsonError("a key is given twice in one object")
     return fields
 
 

@@ -12,11 +12,11 @@ from worker.jobs.broker import make_celery, publish
 from worker.jobs.connection import connect
 from worker.jobs.ledger import Ledger
 from worker.jobs.settings import Settings
-from worker.jobs.storage import ObjectStore
+from worker.jobs.storage import BRIEF, ObjectStore
 
 
 def build() -> Flask:
     """The application of the environment's settings. Raises `StartupError`; connects to nothing yet."""
     settings = Settings.from_environment(os.environ)
     ledger = Ledger(connect(settings), settings)
-    return create_app(settings, ledger, ObjectStore(settings), partial(publish, make_celery(settings)))
+    return create_app(settings, ledger, ObjectStore(settings, BRIEF), partial(publish, make_celery(settings)))

@@ -50,15 +50,24 @@ class EngineConfig:
     max_batch_tokens: int = 16_384
 
     def resolved_device(self) -> torch.device:
-        if self.device != "auto":
-            return torch.device(self.device)
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        """Raises `ValueError`, one line, for a device that this machine or this build of torch has not got."""
+        has_cuda = torch.cuda.is_available()
+        if self.device == "auto":
+            return torch.device("cuda" if has_cuda else "cpu")
+        kind, _, index = self.device.partition(":")
+        if kind not in ("cpu", "cuda") or not (index or "0").isdecimal():
+            raise ValueError(f"device: must be auto, cpu, cuda or cuda:N, not {self.device!r}")
+        if kind == "cuda" and not (has_cuda and int(index or 0) < torch.cuda.device_count()):
+            raise ValueError(f"device: {self.device} is not there; this torch sees {torch.cuda.device_count()} GPUs")
+        return torch.device(self.device)
 
     def resolved_dtype(self) -> torch.dtype:
         if self.dtype == "auto":
             return torch.bfloat16 if self.resolved_device().type == "cuda" else torch.float32
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: must be auto or one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.dtype == "float64" and self.resolved_device().type != "cpu":
+            raise ValueError("dtype: float64 is for the CPU")
         return DTYPES[self.dtype]
 
 
@@ -102,7 +111,7 @@ class Engine:
         """Load a checkpoint folder, or download a Hub repository first (the weights' licence is named then).
 
         Raises `CheckpointError`, one line that names the file and tensor, for anything but the layout that the
-        config describes.
+        config describes, and `ValueError` for a device or dtype that cannot be had.
         """
         config = config or EngineConfig()
         device, dtype = config.resolved_device(), config.resolved_dtype()

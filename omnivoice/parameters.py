@@ -22,6 +22,9 @@ FRAME_RATE = SAMPLE_RATE // HOP_LENGTH
 REFERENCE_RMS = 0.1
 """Reference clips quieter than this are lifted to it, the level of the model's training; results are scaled back."""
 
+NUM_CODEBOOKS = 8
+CODEBOOK_SIZE = 1024
+
 MAX_TEXT_CHARS = 50_000
 MAX_AUDIO_SECONDS = 3_600.0
 """Longest audio that one request may ask for, all chunks together."""
@@ -38,9 +41,13 @@ class Bounds(NamedTuple):
     def check(self, field: str, value: float) -> None:
         """Raise `InvalidRequest` unless `value` is a finite number inside the range."""
         if not (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)):
-            raise InvalidRequest(field, f"must be a number from {self.low:g} to {self.high:g}")
+            raise InvalidRequest(field, f"must be a number from {_shown(self.low)} to {_shown(self.high)}")
         if not self.low <= value <= self.high:
-            raise InvalidRequest(field, f"must be from {self.low:g} to {self.high:g}, not {value:g}")
+            raise InvalidRequest(field, f"must be from {_shown(self.low)} to {_shown(self.high)}, not {_shown(value)}")
+
+
+def _shown(number: float) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)
 
 
 BOUNDS: dict[str, Bounds] = {

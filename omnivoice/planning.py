@@ -18,7 +18,7 @@ from omnivoice.parameters import (
     MAX_TEXT_CHARS,
     SamplingParams,
 )
-from omnivoice.request import SynthesisRequest
+from omnivoice.request import SynthesisRequest, VoicePrompt
 from omnivoice.text import (
     chunk_text,
     clean_text,
@@ -83,7 +83,11 @@ def plan(request: SynthesisRequest, reference: Reference | None = None) -> Plan:
     `reference` stands for a voice that is not encoded yet; a request that carries its voice needs none. Raises
     `InvalidRequest` naming the field for anything that cannot be served.
     """
+    if not isinstance(request.params, SamplingParams):
+        raise InvalidRequest("params", "must be SamplingParams")
     if request.voice is not None:
+        if not isinstance(request.voice, VoicePrompt):
+            raise InvalidRequest("voice", "must be a VoicePrompt, as encode_voice makes one")
         reference = Reference(request.voice.ref_text, request.voice.frames)
     _check_numbers(request)
     if not isinstance(request.text, str):
@@ -92,7 +96,7 @@ def plan(request: SynthesisRequest, reference: Reference | None = None) -> Plan:
         raise InvalidRequest("text", f"must have at most {MAX_TEXT_CHARS:,} characters, not {len(request.text):,}")
     text, warnings = clean_text(request.text)
     if not is_speakable(text):
-        raise InvalidRequest("text", "holds nothing to speak: a letter, a number or a non-verbal tag is needed")
+        raise InvalidRequest("text", "must hold something to speak: a letter, a digit or a tag such as [laughter]")
     if reference is not None:
         reference = Reference(clean_text(reference.text)[0], reference.frames)
     total = _total_frames(text, request, reference)

@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from omnivoice.errors import OmniVoiceError
-from omnivoice.parameters import SAMPLE_RATE, SamplingParams
+from omnivoice.errors import InvalidRequest, OmniVoiceError
+from omnivoice.parameters import (
+    CODEBOOK_SIZE,
+    FRAME_RATE,
+    MAX_CHUNK_SECONDS,
+    NUM_CODEBOOKS,
+    SAMPLE_RATE,
+    SamplingParams,
+)
 
 Waveform = NDArray[np.float32]
 """float32 (samples,), mono."""
@@ -21,12 +28,24 @@ class VoicePrompt:
     """A reference voice, encoded once and used by any number of requests.
 
     `codes` is int64 (8, frames); `ref_text` what is said in it; `rms` the clip's root mean square before it was lifted,
-    by which results are scaled back, or None where the level is unknown.
+    by which results are scaled back, or None where the level is unknown. Raises `InvalidRequest` for anything else: a
+    code out of range would take its batch mates down with it.
     """
 
     codes: Codes
     ref_text: str
     rms: float | None = None
+
+    def __post_init__(self) -> None:
+        codes = self.codes
+        if not (isinstance(codes, np.ndarray) and np.issubdtype(codes.dtype, np.integer) and codes.ndim == 2):
+            raise InvalidRequest("voice", f"codes must be whole numbers of shape ({NUM_CODEBOOKS}, frames)")
+        if codes.shape[0] != NUM_CODEBOOKS or not 1 <= codes.shape[1] <= MAX_CHUNK_SECONDS * FRAME_RATE:
+            raise InvalidRequest("voice", f"codes must have shape ({NUM_CODEBOOKS}, frames), not {codes.shape}")
+        if codes.min() < 0 or codes.max() >= CODEBOOK_SIZE:
+            raise InvalidRequest("voice", f"codes must be from 0 to {CODEBOOK_SIZE - 1}")
+        if not isinstance(self.ref_text, str) or not self.ref_text.strip():
+            raise InvalidRequest("ref_text", "the transcript of the voice's clip is required")
 
     @property
     def frames(self) -> int:

@@ -6,6 +6,7 @@ loaded here and used here: this process never forks.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import sys
@@ -54,4 +55,5 @@ def _start(settings: Settings) -> Worker:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m worker", description="Work on jobs (settings: OMNIVOICE_*).").parse_args()
     sys.exit(main(os.environ))

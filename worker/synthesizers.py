@@ -13,13 +13,12 @@ import numpy as np
 
 from omnivoice.audio.resample import resample
 from omnivoice.errors import CheckpointError, RequestAborted
-from omnivoice.parameters import HOP_LENGTH, SAMPLE_RATE
+from omnivoice.parameters import HOP_LENGTH, NUM_CODEBOOKS, SAMPLE_RATE
 from omnivoice.planning import Plan, plan
 from omnivoice.request import SynthesisRequest, SynthesisResult, Timings, VoicePrompt, Waveform
 from worker.jobs.errors import StartupError
 from worker.jobs.settings import Settings
 
-NUM_CODEBOOKS = 8
 TONE_STEPS = 8
 """Steps that a window of tones takes: enough for requests to join, leave and be aborted between them."""
 TONE_AMPLITUDE = 0.3

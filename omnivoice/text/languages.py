@@ -10,8 +10,8 @@ from functools import cache
 from omnivoice.errors import InvalidRequest
 from omnivoice.text.tables import read_package_text
 
-NO_LANGUAGE = "none"
-"""What stands for "no language named", besides None and an empty string."""
+NO_LANGUAGE = ("", "none", "auto")
+"""What stands for "no language named", besides None."""
 
 MAX_ECHO_CHARS = 40
 
@@ -69,7 +69,7 @@ def resolve_language(language: str | None) -> str | None:
     if not isinstance(language, str):
         raise InvalidRequest("language", "must be a string such as 'en' or 'English', or null")
     folded = _fold(language)
-    if folded in ("", NO_LANGUAGE):
+    if folded in NO_LANGUAGE:
         return None
     spellings = _spellings()
     if folded in spellings:

@@ -243,7 +243,16 @@ def test_a_job_past_its_time_expires_when_claimed_or_looked_at(ledger: Ledger) -
     assert {ledger.get(job_id).status for job_id in (by_claim, by_reconciler)} == {Status.EXPIRED}
 
 
-def test_a_job_that_was_claimed_in_time_does_not_expire(ledger: Ledger) -> None:
+def test_a_job_whose_time_runs_out_before_its_window_closes_expires(ledger: Ledger) -> None:
+    """A busy worker claims early: the time in its window counts as time in the queue."""
+    claim = claimed(ledger, submitted(ledger, expires_in=0.05))
+    time.sleep(0.06)
+    assert ledger.start([claim]) == [False]
+    record = ledger.get(claim.id)
+    assert (record.status, record.attempts) == (Status.EXPIRED, 0)
+
+
+def test_a_job_that_was_started_in_time_does_not_expire(ledger: Ledger) -> None:
     claim = running(ledger, submitted(ledger, expires_in=0.05))
     time.sleep(0.06)
     assert ledger.heartbeat([claim]) == {claim.id: Hold.HELD}

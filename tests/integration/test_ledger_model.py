@@ -115,6 +115,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def start(self, claim: Claim) -> None:
         model = self.models.get(claim.id)
         held = model is not None and model.is_held_by(claim)
+        if model and held and model.expired and not model.counted:
+            model.finish(Status.EXPIRED)
+            held = False
         assert self.ledger.start([claim]) == [held]
         if model and held:
             model.attempts += not model.counted

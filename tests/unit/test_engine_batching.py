@@ -126,6 +126,55 @@ def test_one_bad_request_in_eight() -> None:
     assert all(result.waveform is not None for index, result in enumerate(results) if index != 3)
 
 
+def bad_voices() -> list[object]:
+    """What could stand where a voice belongs."""
+    good = voice()
+    return ["x", 7, good.codes, {"codes": good.codes}]
+
+
+@pytest.mark.parametrize("bad", bad_voices(), ids=lambda bad: type(bad).__name__)
+def test_what_is_no_voice_fails_its_request_alone(bad: object) -> None:
+    params = SamplingParams(num_step=1)
+    wanted = [SynthesisRequest("Hello.", voice=bad, params=params), SynthesisRequest("Hello.", params=params)]  # type: ignore[arg-type]
+    refused, served = load("float32", "request").generate(wanted)
+    assert isinstance(refused.error, InvalidRequest)
+    assert refused.error.field == "voice"
+    assert served.error is None
+
+
+@pytest.mark.parametrize(
+    ("codes", "ref_text", "field"),
+    [
+        (np.full((8, 3), 1024), "A line.", "voice"),
+        (np.full((8, 3), -1), "A line.", "voice"),
+        (np.zeros((7, 3), np.int64), "A line.", "voice"),
+        (np.zeros((8, 0), np.int64), "A line.", "voice"),
+        (np.zeros((8, 3_001), np.int64), "A line.", "voice"),
+        (np.zeros((8, 3)), "A line.", "voice"),
+        ([[0] * 3] * 8, "A line.", "voice"),
+        (np.zeros((8, 3), np.int64), "  ", "ref_text"),
+        (np.zeros((8, 3), np.int64), None, "ref_text"),
+    ],
+)
+def test_a_voice_holds_codes_that_the_tables_have(codes: object, ref_text: object, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        VoicePrompt(codes, ref_text)  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", "gpu", "cuda:x", "mps", ""])
+def test_a_device_that_is_not_there_is_named(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"^device: ") as caught:
+        Engine.from_checkpoint(golden.CHECKPOINT, EngineConfig(device=device))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_dtype_that_is_not_known_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^dtype: "):
+        Engine.from_checkpoint(golden.CHECKPOINT, EngineConfig(device="cpu", dtype="int4"))
+
+
 def test_not_finite_scores_fail_one_request() -> None:
     """A voice whose embedding turns everything behind it to NaN spoils its own request, not its neighbours'."""
     engine = load("float32", "request")

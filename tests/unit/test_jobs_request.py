@@ -96,9 +96,18 @@ def test_what_is_refused_names_its_field(field: str, value: object) -> None:
     assert set(problems(**{field: value})) == {field}
 
 
-@pytest.mark.parametrize("metadata", [{"a": 1}, {"a": "x" * 513}, {"": "x"}, {"x" * 65: ""}, {"a": None}])
-def test_metadata_is_limited(metadata: dict[str, Any]) -> None:
-    assert all(field.startswith("metadata.") for field in problems(metadata=metadata))
+@pytest.mark.parametrize(
+    ("metadata", "field"),
+    [
+        ({"a": 1}, "metadata.a"),
+        ({"a": "x" * 513}, "metadata.a"),
+        ({"a": None}, "metadata.a"),
+        ({"": "x"}, "metadata"),
+        ({"x" * 65: ""}, "metadata." + "x" * 55),  # names are cut at 64 characters
+    ],
+)
+def test_metadata_is_limited(metadata: dict[str, Any], field: str) -> None:
+    assert list(problems(metadata=metadata)) == [field]
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", "...", "____", "🙂", "\ud800", None, 5, ["Hello."]])

@@ -153,6 +153,7 @@ def test_end_punctuation(text: str, ended: str) -> None:
         ("", None),
         ("  ", None),
         ("none", None),
+        ("auto", None),
         ("EN", "en"),
         ("en-US", "en"),
         ("en_gb", "en"),

@@ -126,9 +126,10 @@ class Ledger:
         return self._read_claim(job_id, fields)
 
     def start(self, claims: Sequence[Claim]) -> list[bool]:
-        """The window has closed: count an attempt and set each running. False where it was cancelled or lost."""
+        """The window has closed: count an attempt and set each running. False where it is not to run."""
         with _redis_errors():
-            return [bool(started) for started in self._for_each("start", claims, self._lease_ms)]
+            started = self._for_each("start", claims, self._lease_ms, self._retention_ms)
+        return [bool(runs) for runs in started]
 
     def heartbeat(self, claims: Sequence[Claim]) -> dict[str, Hold]:
         """Extend the leases; for each job whether it is still the caller's to work on."""

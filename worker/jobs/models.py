@@ -26,6 +26,10 @@ from omnivoice.request import SynthesisRequest, VoicePrompt
 from omnivoice.text import is_speakable
 from worker.jobs.errors import InvalidJob
 
+SAMPLE_RATES: tuple[int, ...] = tuple(
+    sorted({rate for audio_format in AUDIO_FORMATS.values() for rate in audio_format.sample_rates})
+)
+"""Of any format; not every format has each."""
 MAX_METADATA_ITEMS = 16
 MAX_METADATA_CHARS = 512
 MAX_NAME_CHARS = 64
@@ -77,16 +81,23 @@ def _bounded(name: str, description: str | None = None) -> Any:
 
 class _OwnFields(_Strict):
     text: str = Field(min_length=1, max_length=MAX_TEXT_CHARS, description="what is said")
-    language: str | None = Field(None, max_length=MAX_NAME_CHARS, description="code or name; None: from the text")
+    language: str | None = Field(
+        None, max_length=MAX_NAME_CHARS, description="id, name or BCP 47 tag; none: the text alone decides"
+    )
     instruct: str | None = Field(None, max_length=MAX_INSTRUCT_CHARS, description="attributes of the voice")
     ref_text: str | None = Field(
         None, min_length=1, max_length=MAX_REF_TEXT_CHARS, description="what is said in ref_audio, word for word"
     )
-    duration: float | None = _bounded("duration", "seconds of audio; overrides speed")
+    duration: float | None = _bounded("duration", "seconds to generate, before pauses are shortened; overrides speed")
     speed: float | None = _bounded("speed", "1 is the model's own pace")
     seed: int | None = _bounded("seed", "None draws one, which the result names")
     format: str = Field("wav", description="file format", json_schema_extra={"enum": list(AUDIO_FORMATS)})
-    sample_rate: int = Field(SAMPLE_RATE, validate_default=True, description="samples a second")
+    sample_rate: int = Field(
+        SAMPLE_RATE,
+        validate_default=True,
+        description="samples a second",
+        json_schema_extra={"enum": list(SAMPLE_RATES)},
+    )
     queue: Annotated[Queue, Field(strict=False)] = Queue.INTERACTIVE
     expires_in: float | None = Field(
         None, gt=0, le=MAX_EXPIRES_SECONDS, description="seconds in the queue after which the job is not wanted"
@@ -218,7 +229,7 @@ class Job(BaseModel):
 
 def _problem(problem: dict[str, Any]) -> tuple[str, str]:
     """(field, message) of one of pydantic's errors."""
-    field = _printable(".".join(str(part) for part in problem["loc"])) or "body"
+    field = _printable(".".join(str(part) for part in problem["loc"] if part not in ("", "[key]"))) or "body"
     if problem["type"] == "extra_forbidden":
         close = difflib.get_close_matches(field, JobRequest.model_fields, n=1)
         return field, "is not a field" + (f"; did you mean {close[0]}?" if close else "")

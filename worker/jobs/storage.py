@@ -40,7 +40,7 @@ class Patience:
 
 
 BRIEF = Patience(max_tries=2, read_timeout_seconds=4.0)
-"""For checks: whoever starts a program or asks for its readiness waits for the answer."""
+"""For checks and for the API: somebody waits for the answer, and a 503 now is better than a 202 in a minute."""
 
 
 class ObjectStore:

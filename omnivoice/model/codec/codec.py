@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omnivoice.audio.resample import resample
-from omnivoice.model.codec.quantizer import CODEBOOK_SIZE, NUM_CODEBOOKS
-from omnivoice.parameters import HOP_LENGTH, SAMPLE_RATE
+from omnivoice.parameters import CODEBOOK_SIZE, HOP_LENGTH, NUM_CODEBOOKS, SAMPLE_RATE
 from omnivoice.request import Codes, Waveform
 
 if TYPE_CHECKING:

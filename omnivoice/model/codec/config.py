@@ -16,8 +16,7 @@ from transformers.models.higgs_audio_v2_tokenizer.configuration_higgs_audio_v2_t
 
 from omnivoice.errors import CheckpointError
 from omnivoice.model.checkpoint import read_json
-from omnivoice.model.codec.quantizer import CODEBOOK_SIZE, NUM_CODEBOOKS
-from omnivoice.parameters import HOP_LENGTH, SAMPLE_RATE
+from omnivoice.parameters import CODEBOOK_SIZE, HOP_LENGTH, NUM_CODEBOOKS, SAMPLE_RATE
 
 MODEL_TYPE = "higgs_audio_v2_tokenizer"
 

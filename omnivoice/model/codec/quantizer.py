@@ -8,9 +8,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-NUM_CODEBOOKS = 8
-CODEBOOK_SIZE = 1024
-
 
 class Codebook(nn.Module):
     """Centres in the codebook's own space, (codebook_size, codebook_dim)."""
