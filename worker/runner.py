@@ -93,7 +93,7 @@ class JobRunner:
         outcome = self._batcher.submit(self._prepare(claim)).result()
         match outcome:
             case NotStarted():
-                logger.info("not started: cancelled, or another worker's", extra=_names(claim))
+                logger.info("not started: cancelled, past its time, or another worker's", extra=_names(claim))
             case HandedBack(reason, counts_attempt):
                 self._hand_back(claim, reason, counts_attempt)
             case Rejected(error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import pytest
 from api_service import AUDIO, assert_problem, build_app, fail_job, start_job, submit, succeed_job
 from flask.testing import FlaskClient
 
+from api import wsgi
 from worker.jobs.settings import Settings
 from worker.jobs.storage import ObjectStore
 
@@ -186,3 +188,18 @@ def test_audio_that_was_deleted_from_the_store_is_gone(client: FlaskClient, sett
     store = ObjectStore(settings)
     store.delete(store.key_of(client.get(f"/v1/jobs/{job_id}").get_json()["result"]["uri"]))
     assert_problem(client.get(f"/v1/jobs/{job_id}/audio"), 410)
+
+
+def test_a_store_that_never_answers_is_told_within_seconds(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections are taken and nothing comes back, as from a stopped process or a full SeaweedFS."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("OMNIVOICE_S3_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        client = wsgi.build().test_client()
+        start = time.monotonic()
+        problem = assert_problem(client.get("/readyz"), 503)
+        assert time.monotonic() - start < 15
+    assert [error["field"] for error in problem["errors"]] == ["bucket"]
