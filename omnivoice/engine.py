@@ -235,8 +235,12 @@ class Engine:
             pending = self._pending.get(run.request_id)
             if pending is None:  # another chunk of it has failed
                 continue
-            pending.codes[run.chunk] = np.ascontiguousarray(run.codes.T.cpu().numpy())
             pending.batch_size = max(pending.batch_size, run.batch_size)
+            codes = np.ascontiguousarray(run.codes.T.cpu().numpy())
+            if codes.max() >= self._backbone.config.audio_mask_id:  # see `Batch.step`
+                ended.append(self._end(run.request_id, error=GenerationFailed("the model's scores are not finite")))
+                continue
+            pending.codes[run.chunk] = codes
             if run.chunk == 0 and pending.voice is None and len(pending.codes) > 1:
                 self._continue_with_first_chunk(run.request_id, pending)
             if all(codes is not None for codes in pending.codes):
@@ -254,8 +258,6 @@ class Engine:
         codes = [chunk for chunk in pending.codes if chunk is not None]
         generated = time.perf_counter()
         try:
-            if max(int(chunk.max()) for chunk in codes) >= self._backbone.config.audio_mask_id:
-                raise GenerationFailed("the model's scores are not finite")
             waveforms = [self.codec.decode(chunk) for chunk in codes]
             waveform = finish(waveforms, pending.request.params, pending.request.voice)
         except OmniVoiceError as error:

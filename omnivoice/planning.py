@@ -6,8 +6,8 @@ plans it again when it is admitted. Both get the same plan.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from omnivoice.errors import InvalidRequest
 from omnivoice.parameters import (
@@ -90,15 +90,11 @@ def plan(request: SynthesisRequest, reference: Reference | None = None) -> Plan:
             raise InvalidRequest("voice", "must be a VoicePrompt, as encode_voice makes one")
         reference = Reference(request.voice.ref_text, request.voice.frames)
     _check_numbers(request)
-    if not isinstance(request.text, str):
-        raise InvalidRequest("text", "must be a string")
-    if len(request.text) > MAX_TEXT_CHARS:
-        raise InvalidRequest("text", f"must have at most {MAX_TEXT_CHARS:,} characters, not {len(request.text):,}")
-    text, warnings = clean_text(request.text)
+    text, warnings = _cleaned("text", request.text)
     if not is_speakable(text):
         raise InvalidRequest("text", "must hold something to speak: a letter, a digit or a tag such as [laughter]")
     if reference is not None:
-        reference = Reference(clean_text(reference.text)[0], reference.frames)
+        reference = Reference(_cleaned("ref_text", reference.text)[0], reference.frames)
     total = _total_frames(text, request, reference)
     return Plan(
         text=text,
@@ -108,6 +104,16 @@ def plan(request: SynthesisRequest, reference: Reference | None = None) -> Plan:
         reference=reference,
         warnings=warnings,
     )
+
+
+def _cleaned(field: str, text: str) -> tuple[str, tuple[str, ...]]:
+    if not isinstance(text, str):
+        raise InvalidRequest(field, "must be a string")
+    if len(text) > MAX_TEXT_CHARS:
+        raise InvalidRequest(field, f"must have at most {MAX_TEXT_CHARS:,} characters, not {len(text):,}")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise InvalidRequest(field, "holds half of a surrogate pair, which no encoding can spell")
+    return clean_text(text)
 
 
 def _check_numbers(request: SynthesisRequest) -> None:
@@ -122,11 +128,7 @@ def _check_numbers(request: SynthesisRequest) -> None:
 def _total_frames(text: str, request: SynthesisRequest, reference: Reference | None) -> int:
     if request.duration is not None:
         return max(1, int(request.duration * FRAME_RATE))
-    frames = _estimate(text, reference, speed=request.speed or 1.0)
-    if frames > MAX_AUDIO_SECONDS * FRAME_RATE:
-        seconds = frames / FRAME_RATE
-        raise InvalidRequest("text", f"would take {seconds:,.0f} s of audio; at most {MAX_AUDIO_SECONDS:,.0f} s")
-    return frames
+    return _estimate(text, reference, speed=request.speed or 1.0)
 
 
 def _estimate(text: str, reference: Reference | None, speed: float = 1.0) -> int:
@@ -139,10 +141,12 @@ def _chunks(text: str, total: int, request: SynthesisRequest, reference: Referen
     params: SamplingParams = request.params
     if total <= int(params.audio_chunk_threshold * FRAME_RATE):
         return (ChunkPlan(text, total),)
+    _check_total(total)
     max_chars = int(params.audio_chunk_duration * FRAME_RATE * len(text) / total)
     pieces = chunk_text(text, max(1, max_chars))
     paced_by_caller = request.duration is not None or (request.speed or 1.0) != 1.0
     lengths = _shared_lengths(pieces, total) if paced_by_caller else _own_lengths(pieces, reference)
+    _check_total(sum(lengths))  # short chunks are paced slower: their sum may exceed the whole text's estimate
     limit = int(MAX_CHUNK_SECONDS * FRAME_RATE)
     if (longest := max(lengths)) > limit:
         field = "duration" if request.duration is not None else "text"
@@ -151,6 +155,11 @@ def _chunks(text: str, total: int, request: SynthesisRequest, reference: Referen
             f"asks for {longest / FRAME_RATE:,.0f} s of audio in one piece of text; at most {MAX_CHUNK_SECONDS:g} s",
         )
     return tuple(ChunkPlan(piece, frames) for piece, frames in zip(pieces, lengths, strict=True))
+
+
+def _check_total(frames: int) -> None:
+    if (seconds := frames / FRAME_RATE) > MAX_AUDIO_SECONDS:
+        raise InvalidRequest("text", f"would take {seconds:,.0f} s of audio; at most {MAX_AUDIO_SECONDS:,.0f} s")
 
 
 def _own_lengths(pieces: list[str], reference: Reference | None) -> list[int]:
@@ -163,7 +172,6 @@ def _own_lengths(pieces: list[str], reference: Reference | None) -> list[int]:
 
 def _shared_lengths(pieces: list[str], total: int) -> list[int]:
     """Split a total that the caller asked for by the chunks' weights, so that the sum is the total."""
-    weights = [text_weight(piece) for piece in pieces]
-    scale = total / math.fsum(weights)
-    ends = [round(scale * math.fsum(weights[: index + 1])) for index in range(len(pieces))]
-    return [max(1, end - start) for start, end in zip([0, *ends], ends, strict=False)]
+    weight_ends = list(accumulate(text_weight(piece) for piece in pieces))
+    ends = [round(total * weight / weight_ends[-1]) for weight in weight_ends]
+    return [max(1, end - start) for start, end in pairwise([0, *ends])]

@@ -188,6 +188,21 @@ def test_not_finite_scores_fail_one_request() -> None:
     assert results[0].error is None
 
 
+def test_not_finite_scores_in_the_first_of_many_chunks_fail_one_request() -> None:
+    """That chunk would have become the voice of the others."""
+    engine = load("float32", "step")
+    spoilt, clean = "Zebra zones. " * 5, "Good morning to you. " * 3
+    shared = engine._tokenizer.prompt(clean, None, None, denoise=True)
+    only_spoilt = set(engine._tokenizer.encode(spoilt)) - set(shared)
+    engine._backbone.text_table[sorted(only_spoilt)] = np.nan
+    params = SamplingParams(num_step=2, audio_chunk_threshold=1.0, audio_chunk_duration=1.0)
+    failed, served = engine.generate([SynthesisRequest(text, params=params, seed=1) for text in (spoilt, clean)])
+    assert isinstance(failed.error, GenerationFailed)
+    assert served.error is None
+    assert isinstance(served.codes, list)
+    assert engine.num_unfinished == 0
+
+
 def test_the_seed_decides_and_is_named() -> None:
     engine = load("float32", "request")
     request = SynthesisRequest("Good morning to you.", params=SamplingParams(num_step=4))

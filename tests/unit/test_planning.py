@@ -107,6 +107,24 @@ def test_audio_beyond_the_limit_is_refused_before_anything_is_made() -> None:
     assert refused(SynthesisRequest("Hi", duration=600.0)) == "duration"  # no text to cut: 600 s in one piece
 
 
+def test_short_chunks_do_not_slip_past_the_limit() -> None:
+    """Each short chunk is lifted, so that together they take far longer than the whole text's estimate says."""
+    params = SamplingParams(audio_chunk_duration=1.0)
+    assert plan(SynthesisRequest("word " * 9_000)).seconds < 3_600
+    assert refused(SynthesisRequest("word " * 9_000, params=params)) == "text"
+
+
+@pytest.mark.parametrize("text", ["half \ud83d of a pair", "\udc00"])
+def test_half_a_surrogate_pair_is_refused(text: str) -> None:
+    assert refused(SynthesisRequest(text)) == "text"
+    assert refused(SynthesisRequest("Hello."), Reference(text, 60)) == "ref_text"
+
+
+@pytest.mark.parametrize("text", [None, 7, b"bytes", ["a"]])
+def test_a_text_is_a_string(text: object) -> None:
+    assert refused(SynthesisRequest(text)) == "text"  # type: ignore[arg-type]
+
+
 def test_a_voice_sets_the_pace() -> None:
     voice = VoicePrompt(np.zeros((8, 60), dtype=np.int64), "A short reference line.")
     text = "The ferry leaves at noon, so bring your coat."
