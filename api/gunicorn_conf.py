@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -11,6 +13,9 @@ from typing import Any
 from api.app import STOPPING
 from api.logs import logging_config
 from worker.jobs.settings import Settings
+
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that a process gets when its parent dies."""
 
 _settings = Settings.from_environment(os.environ)
 _SHARED_MEMORY = Path("/dev/shm")
@@ -26,6 +31,12 @@ worker_tmp_dir = str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None
 control_socket_disable = True
 proc_name = "omnivoice-api"
 logconfig_dict = logging_config(_settings.log_level)
+
+
+def post_fork(_server: Any, _worker: Any) -> None:
+    """Tie a worker to its master: left alone it keeps the port, accepts nothing, and no new master can start."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def post_worker_init(worker: Any) -> None:

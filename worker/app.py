@@ -47,7 +47,6 @@ class Worker:
         self._celery = make_celery(settings)
         self._celery.conf.broker_transport = TolerantTransport
         self._store = ObjectStore(settings)
-        self._voices = VoiceCache(MAX_VOICES)
         ledger = Ledger.from_settings(settings)
         announce = partial(publish, self._celery)
         self._batcher = Batcher(
@@ -101,7 +100,8 @@ class Worker:
             ledger,
             self._batcher,
             self._leases,
-            self._voice,
+            VoiceCache(MAX_VOICES),
+            self._encode_voice,
             Delivery(ledger, self._store, settings.lease_seconds, lambda: self._drain.is_requested),
             announce,
             worker_name=_worker_name(),
@@ -110,17 +110,14 @@ class Worker:
             is_draining=lambda: self._drain.is_requested,
         )
 
-    def _voice(self, key: VoiceKey) -> VoicePrompt:
-        """A reference voice, fetched and encoded once. Raises `InvalidRequest` and `StorageError`."""
-        return self._voices.get(key, lambda: self._encode_voice(key))
-
-    def _encode_voice(self, key: VoiceKey) -> VoicePrompt:
+    def _encode_voice(self, key: VoiceKey, runs_alone: bool) -> VoicePrompt:
+        """Fetch and encode a clip. Raises `InvalidRequest`, `StorageError` and `SynthesizerFailed`."""
         clip = check_reference(self._store.get(key.reference_key), key.ref_text)
 
         def encode(synthesizer: Synthesizer) -> VoicePrompt:
             return synthesizer.encode_voice(clip.waveform, clip.sample_rate, key.ref_text, key.preprocess)
 
-        return self._batcher.call(encode).result()
+        return self._batcher.call(encode, runs_alone=runs_alone).result()
 
     def _on_broken(self, reason: str) -> None:
         logger.critical("the worker ends, its synthesizer is broken: %s", reason)

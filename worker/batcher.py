@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from omnivoice.errors import GenerationFailed, OmniVoiceError
+from worker.calls import Call
 from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected, Synthesized
 from worker.jobs.ledger import Claim
 from worker.synthesizers import Synthesizer
@@ -24,8 +24,8 @@ from worker.window import Load, WindowLimits, admit, gather
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILED_STEPS = 5
-"""Steps that may fail in a row before the synthesizer is held to be broken (a lost CUDA context fails every step)."""
+MAX_FAILURES = 5
+"""Steps and calls that may fail in a row before the synthesizer is held to be broken: a lost CUDA context fails all."""
 
 T = TypeVar("T")
 
@@ -63,12 +63,12 @@ class Batcher:
         # All of the following are guarded by `_changed`; only the batcher's thread adds to or takes from `_running`.
         self._waiting: list[Entry] = []
         self._running: dict[str, _Running] = {}
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[Call[Any]] = deque()
         self._aborted: set[str] = set()
         self._busy_since: float | None = None
         self._is_draining = False
         self._surrendered: str | None = None
-        self._num_failed_steps = 0
+        self._num_failures = 0
         self._thread = threading.Thread(target=self._serve, name="batcher", daemon=True)
 
     def run(self) -> None:
@@ -87,13 +87,16 @@ class Batcher:
         logger.debug("waits for a window", extra=_names(entry))
         return entry.future
 
-    def call(self, function: Callable[[Synthesizer], T]) -> Future[T]:
-        """Run `function` with the synthesizer, between two steps; the future carries what it returns or raises."""
-        future: Future[T] = Future()
+    def call(self, function: Callable[[Synthesizer], T], *, runs_alone: bool = False) -> Future[T]:
+        """Run `function` with the synthesizer, between two steps, or when no request runs that it could take along.
+
+        The future carries what it returns, or raises: an `OmniVoiceError` as it is, all else as `SynthesizerFailed`.
+        """
+        call = Call(function, runs_alone)
         with self._changed:
-            self._calls.append(partial(_settle, future, partial(function, self._synthesizer)))
+            self._calls.append(call)
             self._changed.notify()
-        return future
+        return call.future
 
     def abort(self, claim: Claim) -> None:
         """A waiting entry leaves at once, a running one ends at the next step with `RequestAborted`."""
@@ -159,11 +162,15 @@ class Batcher:
     def _make_calls(self) -> None:
         while True:
             with self._changed:
-                self._busy_since = time.monotonic() if self._calls else None
-                if not self._calls:
+                is_due = bool(self._calls) and not (self._running and self._calls[0].runs_alone)
+                self._busy_since = time.monotonic() if is_due else None
+                if not is_due:
                     return
-                make_call = self._calls.popleft()
-            make_call()
+                call = self._calls.popleft()
+            error = call.make(self._synthesizer)
+            self._num_failures = self._num_failures + 1 if error else 0
+            if error and self._num_failures >= MAX_FAILURES:
+                self._give_up(error)
             if self._running:  # a crowd of new voices must not hold up what runs: one a step
                 return
 
@@ -173,7 +180,9 @@ class Batcher:
             while True:
                 candidates = [entry.candidate for entry in self._waiting]
                 if self._running:
-                    members = admit(candidates, self._limits, self._load()) if self._joins_between_steps else ()
+                    # While a call waits to be alone, nobody joins: or it would wait for ever.
+                    may_join = self._joins_between_steps and not any(call.runs_alone for call in self._calls)
+                    members = admit(candidates, self._limits, self._load()) if may_join else ()
                     break
                 window = gather(candidates, self._limits)
                 members = window.members
@@ -253,7 +262,7 @@ class Batcher:
             logger.exception("step failed with %d requests", len(self._running))
             self._recover(error)
             return
-        self._num_failed_steps = 0
+        self._num_failures = 0
         for request_id, result in ended:
             with self._changed:
                 running = self._running.pop(request_id, None)
@@ -270,12 +279,12 @@ class Batcher:
                 entry.resolve(Rejected(GenerationFailed(f"the synthesizer failed: {error}")))
             else:
                 entry.resolve(HandedBack(f"the batch failed: {error}", counts_attempt=True))
-        self._num_failed_steps += 1
-        if not self._is_swept(entries) or self._num_failed_steps >= MAX_FAILED_STEPS:
-            logger.critical("the synthesizer does not recover: %s", error)
+        self._num_failures += 1
+        if not self._is_swept(entries) or self._num_failures >= MAX_FAILURES:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
+        logger.critical("the synthesizer does not recover: %s", error)
         self.surrender("the synthesizer is broken")
         self._on_broken(str(error))
 
@@ -289,15 +298,6 @@ class Batcher:
             logger.exception("the synthesizer could not be emptied")
             return False
         return self._synthesizer.num_unfinished == 0
-
-
-def _settle(future: Future[T], function: Callable[[], T]) -> None:
-    try:
-        result = function()
-    except BaseException as error:  # noqa: BLE001  it is the caller's: the loop must go on
-        future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
 def _names(entry: Entry) -> dict[str, object]:

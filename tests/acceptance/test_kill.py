@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from api_service import REF_TEXT, clip
 from servers import wait_until
 from workers import Desk, assert_speaks, run_worker
 
+from worker.app import BROKEN_EXIT_STATUS
 from worker.jobs.models import Status
 from worker.jobs.settings import Settings
 from worker.watchdog import EXIT_STATUS
@@ -93,3 +95,54 @@ def test_job_that_ends_its_worker_each_time_fails_in_the_end(
     assert (record.status, record.attempts, record.result) == (Status.FAILED, 2, None)
     assert record.error is not None
     assert record.error.type == "poison"
+
+
+# A worker to which a reference clip does what a bad one can do to a device.
+DEADLY_CLIPS = """
+import os, signal, sys
+import worker.synthesizers
+from worker.__main__ import main
+
+class Deadly(worker.synthesizers.ToneSynthesizer):
+    def encode_voice(self, *clip, **options):
+        {deed}
+
+worker.synthesizers.ToneSynthesizer = Deadly
+sys.exit(main(os.environ))
+"""
+
+
+def test_clip_that_ends_its_worker_each_time_fails_its_job_alone(
+    desk: Desk, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Encoding a voice counts as an attempt, and a second one runs while nothing else does."""
+    limits = {"max_attempts": 3, "lease_seconds": 1, "tone_window_ms": 300}
+    desk.store.put("references/deadly", clip(), "audio/wav")
+    job_id = desk.submit("I am deadly.", reference_key="references/deadly", ref_text=REF_TEXT)
+    mates = [desk.submit(f"Mate {index}.") for index in range(6)]
+    program = ("-c", DEADLY_CLIPS.format(deed="os.kill(os.getpid(), signal.SIGKILL)"))
+    for attempt in (1, 2, 3):
+        with run_worker(environment, tmp_path / f"worker-{attempt}.log", program, **limits) as worker:
+            assert worker.wait_exit(15) == -signal.SIGKILL
+        assert desk.record(job_id).attempts == attempt
+    with run_worker(environment, tmp_path / "last.log", **limits):
+        [record] = desk.wait_ended([job_id])
+        ended = desk.wait_ended(mates)
+    assert record.error is not None
+    assert (record.status, record.error.type, record.attempts) == (Status.FAILED, "poison", 3)
+    assert {mate.status for mate in ended} == {Status.SUCCEEDED}
+    assert max(mate.attempts for mate in ended) <= 2, "the first death may take mates along, later ones none"
+
+
+def test_synthesizer_that_breaks_on_clips_hands_back_and_ends(
+    desk: Desk, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A lost device fails every call: the worker ends for another to take over, and the jobs are not failed by it."""
+    desk.store.put("references/broken", clip(), "audio/wav")
+    program = ("-c", DEADLY_CLIPS.format(deed="raise RuntimeError('the device is lost')"))
+    with run_worker(environment, tmp_path / "broken.log", program, max_attempts=9, lease_seconds=1) as worker:
+        ids = [desk.submit(f"Job {n}.", reference_key="references/broken", ref_text=REF_TEXT) for n in range(4)]
+        assert worker.wait_exit(20) == BROKEN_EXIT_STATUS
+    assert not any(desk.record(job_id).status.is_final for job_id in ids)
+    with run_worker(environment, tmp_path / "sound.log", max_attempts=9, lease_seconds=1):
+        assert {record.status for record in desk.wait_ended(ids)} == {Status.SUCCEEDED}

@@ -40,8 +40,8 @@ class ApiProcess:
 
 
 @contextlib.contextmanager
-def _run_api(environment: dict[str, str], folder: Path) -> Iterator[ApiProcess]:
-    port = free_ports(1)[0]
+def _run_api(environment: dict[str, str], folder: Path, port: int | None = None) -> Iterator[ApiProcess]:
+    port = port or free_ports(1)[0]
     log = folder / "api.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -264,3 +264,30 @@ def test_sigterm_ends_long_polls_and_the_process(
 def _num_looks(redis: Redis) -> int:
     """How often a job was read since Redis started: a long poll reads its job again and again."""
     return int(redis.info("commandstats").get("cmdstat_hgetall", {"calls": 0})["calls"])
+
+
+def test_killed_api_can_be_started_again_at_once(environment: dict[str, str], tmp_path: Path) -> None:
+    """kill -9 of the process that was started; its gunicorn worker, busy with a client, must not keep the port."""
+    port = free_ports(1)[0]
+    over = threading.Event()
+
+    def poll(url: str) -> None:
+        with httpx.Client(base_url=url, timeout=5) as client, contextlib.suppress(httpx.TransportError):
+            while not over.wait(0.05):
+                client.get("/livez")
+
+    with _run_api(environment, tmp_path, port) as api:
+        client = threading.Thread(target=poll, args=(api.url,))
+        client.start()
+        orphans = psutil.Process(api.process.pid).children()
+        assert orphans
+        api.process.kill()
+        api.process.wait(5)
+        try:
+            psutil.wait_procs(orphans, timeout=10)
+            assert not any(orphan.is_running() for orphan in orphans)
+            with _run_api(environment, tmp_path, port) as again:
+                assert _lives(again.url)
+        finally:
+            over.set()
+            client.join(10)

@@ -221,6 +221,14 @@ def test_an_accepted_cancel_wins_over_every_other_end(ledger: Ledger) -> None:
         assert (ended.status, ended.result, ended.error) == (Status.CANCELLED, None, None)
 
 
+def test_a_job_cancelled_between_its_voice_and_its_window_does_not_start(ledger: Ledger) -> None:
+    """Encoding a voice has counted the attempt already; the window asks again."""
+    claim = running(ledger, submitted(ledger))
+    assert ledger.cancel(claim.id) is CancelOutcome.CANCELLING
+    assert ledger.start([claim]) == [False]
+    assert ledger.get(claim.id).status is Status.CANCELLED
+
+
 def test_a_cancel_whose_worker_dies_ends_with_the_lease(ledger: Ledger) -> None:
     claim = running(ledger, submitted(ledger))
     assert ledger.cancel(claim.id) is CancelOutcome.CANCELLING

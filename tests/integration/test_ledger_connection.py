@@ -101,6 +101,14 @@ def test_cancel_of_a_running_job(ledger: Ledger, proxy: SwallowingProxy) -> None
     assert ledger.heartbeat([claim]) == {claim.id: Hold.CANCELLED}
 
 
+def test_cancel_of_a_waiting_job(ledger: Ledger, proxy: SwallowingProxy) -> None:
+    job_id = submitted(ledger)
+    proxy.swallow()
+    assert ledger.cancel(job_id) is CancelOutcome.CANCELLED
+    assert proxy.swallowed == 1
+    assert ledger.cancel(job_id) is CancelOutcome.ENDED, "another call than the one that ended it"
+
+
 def test_scripts_are_loaded_again_after_a_restart(ledger: Ledger, redis_client: Redis) -> None:
     claim = claimed(ledger, submitted(ledger))
     redis_client.script_flush()

@@ -115,8 +115,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def start(self, claim: Claim) -> None:
         model = self.models.get(claim.id)
         held = model is not None and model.is_held_by(claim)
-        if model and held and model.expired and not model.counted:
-            model.finish(Status.EXPIRED)
+        if model and held and (model.cancel or (model.expired and not model.counted)):
+            model.finish(Status.CANCELLED if model.cancel else Status.EXPIRED)
             held = False
         assert self.ledger.start([claim]) == [held]
         if model and held:

@@ -12,7 +12,8 @@ from servers import wait_until
 
 from omnivoice.errors import GenerationFailed, InvalidRequest, RequestAborted
 from omnivoice.request import SynthesisRequest, SynthesisResult
-from worker.batcher import Batcher
+from worker.batcher import MAX_FAILURES, Batcher
+from worker.calls import SynthesizerFailed
 from worker.entry import Entry, HandedBack, NotStarted, Rejected, Synthesized
 from worker.jobs.errors import QueueUnavailable
 from worker.jobs.ledger import Claim
@@ -177,6 +178,34 @@ def test_calls_run_on_the_batchers_thread_between_steps() -> None:
     with pytest.raises(InvalidRequest):
         batcher.call(lambda given: given.add_request("x", SynthesisRequest(""))).result(SECONDS)
     audio_of(running.result(SECONDS))
+
+
+@pytest.mark.parametrize("step_mode", [False, True])
+def test_call_that_runs_alone_waits_for_what_runs_and_lets_nobody_join(step_mode: bool) -> None:
+    synthesizer = FragileSynthesizer(0.4)
+    batcher = make_batcher(synthesizer, max_wait_seconds=0.0, step_mode=step_mode)
+    running = batcher.submit(entry("running"))
+    wait_until(lambda: synthesizer.threads, what="a step")
+    call = batcher.call(lambda given: given.num_unfinished, runs_alone=True)
+    late = batcher.submit(entry("late"))
+    assert call.result(SECONDS) == 0
+    assert running.done()
+    assert not late.done()
+    assert audio_of(late.result(SECONDS)).batch_size == 1
+
+
+def test_calls_that_fail_in_a_row_mean_a_broken_synthesizer() -> None:
+    reasons: list[str] = []
+    batcher = make_batcher(ToneSynthesizer(), on_broken=reasons.append)
+
+    def fail(_: object) -> None:
+        raise RuntimeError("the device is lost")
+
+    for _ in range(MAX_FAILURES):
+        assert reasons == []
+        with pytest.raises(SynthesizerFailed, match="the device is lost"):
+            batcher.call(fail).result(SECONDS)
+    wait_until(lambda: reasons == ["the device is lost"], what="the report")
 
 
 def test_abort_of_waiting_and_running_jobs() -> None:

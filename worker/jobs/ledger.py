@@ -89,7 +89,8 @@ class Ledger:
     def cancel(self, job_id: str) -> CancelOutcome:
         """End a job that is not running at once, mark one that runs; from then on it can only end as cancelled."""
         with _redis_errors():
-            outcome = self._scripts.run("cancel", [names.job_key(self._prefix, job_id)], self._retention_ms)
+            key = names.job_key(self._prefix, job_id)
+            outcome = self._scripts.run("cancel", [key], self._retention_ms, secrets.token_hex(8))
         if outcome == "newer_schema":
             raise QueueUnavailable(f"{job_id} belongs to a newer release; ask an API of that release")
         return CancelOutcome(outcome)

@@ -5,6 +5,10 @@ local token, lease_ms, retention_ms = tonumber(ARGV[2]), tonumber(ARGV[3]), tonu
 
 local job = read(KEYS[1])
 if not job or job.token ~= token or FINAL[job.status] then return 0 end
+if job.cancel then
+  finish(KEYS[1], job, 'cancelled', retention_ms)
+  return 0
+end
 if not job.counted then
   if is_expired(job) then
     finish(KEYS[1], job, 'expired', retention_ms)
