@@ -38,7 +38,3 @@ class Packing:
     @property
     def max_length(self) -> int:
         return max(self.lengths)
-
-    def start(self, sequence: int) -> int:
-        """Return the first row of a sequence."""
-        return sum(self.lengths[:sequence])

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bench.random_checkpoint import PUBLISHED_CODEC
 from omnivoice.errors import CheckpointError
 from omnivoice.model.codec import Codec
 from omnivoice.model.codec.config import read_codec_config
@@ -145,22 +146,8 @@ def test_what_only_training_needs_is_not_kept() -> None:
 
 
 def test_the_published_layout_has_527_tensors(tmp_path: Path) -> None:
-    ratios = [8, 5, 4, 2, 3]
-    config = {
-        "model_type": "higgs_audio_v2_tokenizer",
-        "target_bandwidths": [0.5, 1, 1.5, 2],
-        "codebook_dim": 64,
-        "acoustic_model_config": {
-            "model_type": "dac",
-            "encoder_hidden_size": 64,
-            "decoder_hidden_size": 1024,
-            "hidden_size": 256,
-            "downsampling_ratios": ratios,
-            "upsampling_ratios": ratios,
-        },
-        # HuBERT base; a masking probability makes transformers expect one more tensor, which no file holds.
-        "semantic_model_config": {"model_type": "hubert", "mask_time_prob": 0.05},
-    }
+    # A masking probability makes transformers expect one more tensor, which no file holds.
+    config = PUBLISHED_CODEC | {"semantic_model_config": {"model_type": "hubert", "mask_time_prob": 0.05}}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     read = read_codec_config(path)
