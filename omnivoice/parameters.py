@@ -24,6 +24,7 @@ REFERENCE_RMS = 0.1
 
 NUM_CODEBOOKS = 8
 CODEBOOK_SIZE = 1024
+"""Codes of each of the codec's codebooks; the model has one more, the mask."""
 
 MAX_TEXT_CHARS = 50_000
 MAX_AUDIO_SECONDS = 3_600.0

@@ -111,8 +111,10 @@ def _cleaned(field: str, text: str) -> tuple[str, tuple[str, ...]]:
         raise InvalidRequest(field, "must be a string")
     if len(text) > MAX_TEXT_CHARS:
         raise InvalidRequest(field, f"must have at most {MAX_TEXT_CHARS:,} characters, not {len(text):,}")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise InvalidRequest(field, "holds half of a surrogate pair, which no encoding can spell")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(field, "holds half of a surrogate pair, which no encoding can spell") from None
     return clean_text(text)
 
 
@@ -141,15 +143,15 @@ def _chunks(text: str, total: int, request: SynthesisRequest, reference: Referen
     params: SamplingParams = request.params
     if total <= int(params.audio_chunk_threshold * FRAME_RATE):
         return (ChunkPlan(text, total),)
-    _check_total(total)
+    field = "text" if request.duration is None else "duration"
+    _check_total(field, total)
     max_chars = int(params.audio_chunk_duration * FRAME_RATE * len(text) / total)
     pieces = chunk_text(text, max(1, max_chars))
     paced_by_caller = request.duration is not None or (request.speed or 1.0) != 1.0
     lengths = _shared_lengths(pieces, total) if paced_by_caller else _own_lengths(pieces, reference)
-    _check_total(sum(lengths))  # short chunks are paced slower: their sum may exceed the whole text's estimate
+    _check_total(field, sum(lengths))  # short chunks are paced slower: their sum may exceed the whole text's estimate
     limit = int(MAX_CHUNK_SECONDS * FRAME_RATE)
     if (longest := max(lengths)) > limit:
-        field = "duration" if request.duration is not None else "text"
         raise InvalidRequest(
             field,
             f"asks for {longest / FRAME_RATE:,.0f} s of audio in one piece of text; at most {MAX_CHUNK_SECONDS:g} s",
@@ -157,9 +159,9 @@ def _chunks(text: str, total: int, request: SynthesisRequest, reference: Referen
     return tuple(ChunkPlan(piece, frames) for piece, frames in zip(pieces, lengths, strict=True))
 
 
-def _check_total(frames: int) -> None:
+def _check_total(field: str, frames: int) -> None:
     if (seconds := frames / FRAME_RATE) > MAX_AUDIO_SECONDS:
-        raise InvalidRequest("text", f"would take {seconds:,.0f} s of audio; at most {MAX_AUDIO_SECONDS:,.0f} s")
+        raise InvalidRequest(field, f"would take {seconds:,.0f} s of audio; at most {MAX_AUDIO_SECONDS:,.0f} s")
 
 
 def _own_lengths(pieces: list[str], reference: Reference | None) -> list[int]:

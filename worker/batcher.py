@@ -284,9 +284,9 @@ class Batcher:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        logger.critical("the synthesizer does not recover: %s", error)
-        self.surrender("the synthesizer is broken")
-        self._on_broken(str(error))
+        if self._surrendered is None:  # calls come in while the process ends, and fail again
+            self.surrender("the synthesizer is broken")
+            self._on_broken(str(error))
 
     def _is_swept(self, entries: list[Entry]) -> bool:
         """Remove what the failed step left in the synthesizer: the next window must not step it again."""

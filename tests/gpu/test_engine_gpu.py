@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bench.random_checkpoint import SIZES, write_checkpoint
+from bench.smoke import SENTENCE
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest
 from omnivoice.attention import SdpaAttention, VarlenAttention
 from omnivoice.model.backbone import Backbone
@@ -26,7 +27,6 @@ pytestmark = [
 ]
 
 DEVICE = torch.device("cuda")
-SENTENCE = "The river was low, the wheel was still, and the money was gone by noon."
 
 
 @pytest.fixture(scope="module")

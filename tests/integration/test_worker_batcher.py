@@ -206,6 +206,10 @@ def test_calls_that_fail_in_a_row_mean_a_broken_synthesizer() -> None:
         with pytest.raises(SynthesizerFailed, match="the device is lost"):
             batcher.call(fail).result(SECONDS)
     wait_until(lambda: reasons == ["the device is lost"], what="the report")
+    with pytest.raises(SynthesizerFailed):
+        batcher.call(fail).result(SECONDS)
+    batcher.call(lambda _: None).result(SECONDS)  # the failure before it is dealt with by now
+    assert reasons == ["the device is lost"], "told once"
 
 
 def test_abort_of_waiting_and_running_jobs() -> None:
