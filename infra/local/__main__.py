@@ -26,16 +26,24 @@ INTERRUPTED_STATUS = 130
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Interrupted(BaseException):
+    """Told to stop by a signal.
+
+    Not a KeyboardInterrupt: where one passes through `exec` of a text (an import that makes a named tuple is enough),
+    CPython 3.11 ends a `-m` run by SIGINT, also when the exception was caught and another status asked for.
+    """
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.local", description=__doc__)
     parser.add_argument("command", choices=["demo", "up", "down", "status"])
     parser.add_argument("--state", type=Path, default=CHECKOUT / ".run", help="folder for data, logs and process ids")
     parser.add_argument("--output", type=Path, default=Path("demo.wav"), help="where `demo` puts its audio")
     options = parser.parse_args(arguments)
-    for number in STOP_SIGNALS:
-        signal.signal(number, _interrupt)
     stack_folder = options.state / "stack"
     try:
+        for number in STOP_SIGNALS:
+            signal.signal(number, interrupt)
         if options.command == "up":
             return _up(stack_folder)
         if options.command == "down":
@@ -46,16 +54,19 @@ def main(arguments: Sequence[str]) -> int:
     except LocalError as error:
         print(f"{options.command}: {error}", file=sys.stderr)
         return FAILED_STATUS
-    except KeyboardInterrupt:
+    except Interrupted:
         print(f"{options.command}: interrupted; what it started is stopped", file=sys.stderr)
         return INTERRUPTED_STATUS
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Once: a second Ctrl-C (and `make` sends one of its own) must not cut short the stopping, which is bounded."""
+def interrupt(signum: int, frame: FrameType | None) -> None:
+    """Raise `Interrupted`, once.
+
+    A second Ctrl-C (and `make` sends one of its own) must not cut short the stopping, which is bounded.
+    """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    raise Interrupted
 
 
 def _say(line: str) -> None:

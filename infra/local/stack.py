@@ -42,8 +42,8 @@ class Stack:
     def up(self) -> str:
         """Start what does not run yet or runs with other settings; the API's address.
 
-        Raises `LocalError` when a service does not come up, KeyboardInterrupt when told to stop; what this call had
-        started is stopped by then.
+        Raises `LocalError` when a service does not come up. What this call had started is stopped by then, also when
+        a signal's handler raises.
         """
         try:
             backends, fronts = self._plan()

@@ -212,9 +212,33 @@ def test_an_interrupt_stops_what_was_started(stack: LocalStack) -> None:
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)  # as a terminal and `make` do between them
         _, errors = process.communicate(timeout=60.0)
-    assert process.returncode == 130
+    assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert stack.own_processes() == []
+
+
+def test_an_interrupt_in_an_executed_text_keeps_the_exit_status(tmp_path: Path) -> None:
+    """As where an import makes a named tuple: a KeyboardInterrupt in there would make the interpreter end by SIGINT."""
+    (tmp_path / "interrupted.py").write_text(
+        "import os, signal, sys\n"
+        "from infra.local.__main__ import INTERRUPTED_STATUS, Interrupted, interrupt\n"
+        "signal.signal(signal.SIGINT, interrupt)\n"
+        "try:\n"
+        "    exec('os.kill(os.getpid(), signal.SIGINT)\\nsignal.pause()')\n"
+        "except Interrupted:\n"
+        "    sys.exit(INTERRUPTED_STATUS)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    result = subprocess.run(
+        [sys.executable, "-m", "interrupted"],
+        cwd=tmp_path,
+        env=environment,
+        timeout=60.0,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 130, result.stderr
 
 
 def assert_refused(result: subprocess.CompletedProcess[str], reason: str) -> str:
