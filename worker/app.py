@@ -10,9 +10,6 @@ from functools import partial
 
 from celery import signals
 
-from omnivoice.audio.files import check_reference
-from omnivoice.request import VoicePrompt
-from omnivoice.voice import VoiceCache
 from worker.batcher import Batcher
 from worker.delivery import Delivery
 from worker.jobs.broker import make_celery, publish
@@ -27,7 +24,7 @@ from worker.runner import JobRunner
 from worker.synthesizers import Synthesizer
 from worker.task import register_task
 from worker.transport import TolerantTransport
-from worker.voices import MAX_VOICES, VoiceKey
+from worker.voices import Voices
 from worker.watchdog import Watchdog
 from worker.window import WindowLimits
 
@@ -96,28 +93,22 @@ class Worker:
 
     def _build_runner(self, ledger: Ledger, announce: partial[bool]) -> JobRunner:
         settings = self._settings
+
+        def is_draining() -> bool:
+            return self._drain.is_requested
+
         return JobRunner(
             ledger,
             self._batcher,
             self._leases,
-            VoiceCache(MAX_VOICES),
-            self._encode_voice,
-            Delivery(ledger, self._store, settings.lease_seconds, lambda: self._drain.is_requested),
+            Voices(self._store, ledger, self._batcher, settings.lease_seconds, is_draining),
+            Delivery(ledger, self._store, settings.lease_seconds, is_draining),
             announce,
             worker_name=_worker_name(),
             lease_seconds=settings.lease_seconds,
             max_attempts=settings.max_attempts,
-            is_draining=lambda: self._drain.is_requested,
+            is_draining=is_draining,
         )
-
-    def _encode_voice(self, key: VoiceKey, runs_alone: bool) -> VoicePrompt:
-        """Fetch and encode a clip. Raises `InvalidRequest`, `StorageError` and `SynthesizerFailed`."""
-        clip = check_reference(self._store.get(key.reference_key), key.ref_text)
-
-        def encode(synthesizer: Synthesizer) -> VoicePrompt:
-            return synthesizer.encode_voice(clip.waveform, clip.sample_rate, key.ref_text, key.preprocess)
-
-        return self._batcher.call(encode, runs_alone=runs_alone).result()
 
     def _on_broken(self, reason: str) -> None:
         logger.critical("the worker ends, its synthesizer is broken: %s", reason)

@@ -7,6 +7,7 @@ function to `call`, which runs between two steps: an engine's CUDA graphs and me
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -63,6 +64,7 @@ class Batcher:
         # All of the following are guarded by `_changed`; only the batcher's thread adds to or takes from `_running`.
         self._waiting: list[Entry] = []
         self._running: dict[str, _Running] = {}
+        self._unsettled: set[Entry] = set()
         self._calls: deque[Call[Any]] = deque()
         self._aborted: set[str] = set()
         self._busy_since: float | None = None
@@ -87,12 +89,28 @@ class Batcher:
         logger.debug("waits for a window", extra=_names(entry))
         return entry.future
 
-    def call(self, function: Callable[[Synthesizer], T], *, runs_alone: bool = False) -> Future[T]:
-        """Run `function` with the synthesizer, between two steps, or when no request runs that it could take along.
+    def settle(self, entry: Entry) -> None:
+        """The job of an entry that was resolved as `Synthesized` has ended: nothing of it can be lost any more.
 
-        The future carries what it returns, or raises: an `OmniVoiceError` as it is, all else as `SynthesizerFailed`.
+        Until then what runs alone waits, for its death would take the audio along that is on its way to the store.
         """
-        call = Call(function, runs_alone)
+        with self._changed:
+            self._unsettled.discard(entry)
+            self._changed.notify()
+
+    def call(
+        self,
+        function: Callable[[Synthesizer], T],
+        *,
+        runs_alone: bool = False,
+        start: Callable[[], bool] = lambda: True,
+    ) -> Future[T]:
+        """Run `function` with the synthesizer, between two steps, or when there is nothing that it could take along.
+
+        `start` is asked just before, and may refuse or raise. The future carries what `function` returns, or raises:
+        an `OmniVoiceError` and whatever `start` raised as they are, all else as `SynthesizerFailed`; `CallRefused`.
+        """
+        call = Call(function, start, runs_alone)
         with self._changed:
             self._calls.append(call)
             self._changed.notify()
@@ -162,7 +180,7 @@ class Batcher:
     def _make_calls(self) -> None:
         while True:
             with self._changed:
-                is_due = bool(self._calls) and not (self._running and self._calls[0].runs_alone)
+                is_due = self._is_call_due()
                 self._busy_since = time.monotonic() if is_due else None
                 if not is_due:
                     return
@@ -174,26 +192,15 @@ class Batcher:
             if self._running:  # a crowd of new voices must not hold up what runs: one a step
                 return
 
+    def _is_call_due(self) -> bool:
+        if not self._calls or self._load().runs_alone:
+            return False
+        return not (self._calls[0].runs_alone and (self._running or self._unsettled))
+
     def _next_window(self) -> list[Entry]:
-        """Entries to start now. Waits, while nothing runs, until a window closes or a call comes in."""
+        """Entries to start now; none where a call is due, or where what runs may have no company."""
         with self._changed:
-            while True:
-                candidates = [entry.candidate for entry in self._waiting]
-                if self._running:
-                    # While a call waits to be alone, nobody joins: or it would wait for ever.
-                    may_join = self._joins_between_steps and not any(call.runs_alone for call in self._calls)
-                    members = admit(candidates, self._limits, self._load()) if may_join else ()
-                    break
-                window = gather(candidates, self._limits)
-                members = window.members
-                remaining = window.closes_at - time.monotonic()
-                if members and (remaining <= 0 or self._is_draining or self._joins_between_steps):
-                    break
-                if self._calls:
-                    return []
-                self._changed.wait(None if not members else remaining)
-            if self._is_draining and self._running:
-                members = ()
+            members = self._joiners() if self._running else self._wait_for_window()
             entries = [self._waiting[index] for index in members]
             self._waiting = [entry for entry in self._waiting if entry not in entries]
             if entries:
@@ -201,6 +208,36 @@ class Batcher:
             if self._is_draining:
                 self._hand_back_waiting()
             return entries
+
+    def _wait_for_window(self) -> tuple[int, ...]:
+        """The members of the next window, once it has closed; none where a call is due before."""
+        while True:
+            members, remaining = self._forming_window()
+            if members and remaining <= 0:
+                return members
+            if self._is_call_due():
+                return ()
+            if self._is_draining:
+                self._hand_back_waiting()
+            self._changed.wait(remaining if members else None)
+
+    def _forming_window(self) -> tuple[tuple[int, ...], float]:
+        """The members of the window of an idle synthesizer, and the seconds until it closes.
+
+        None while something waits to be alone and has to go first, or would wait for ever.
+        """
+        window = gather([entry.candidate for entry in self._waiting], self._limits)
+        is_alone = any(self._waiting[index].candidate.runs_alone for index in window.members)
+        if any(call.runs_alone for call in self._calls) or (is_alone and self._unsettled):
+            return (), math.inf
+        closes_now = self._is_draining or self._joins_between_steps
+        return window.members, 0.0 if closes_now else window.closes_at - time.monotonic()
+
+    def _joiners(self) -> tuple[int, ...]:
+        """Who joins what runs. While a call waits to be alone, nobody does: or it would wait for ever."""
+        if not self._joins_between_steps or self._is_draining or any(call.runs_alone for call in self._calls):
+            return ()
+        return admit([entry.candidate for entry in self._waiting], self._limits, self._load())
 
     def _hand_back_waiting(self) -> None:
         for entry in self._waiting:
@@ -266,6 +303,8 @@ class Batcher:
         for request_id, result in ended:
             with self._changed:
                 running = self._running.pop(request_id, None)
+                if running is not None:
+                    self._unsettled.add(running.entry)
             if running is not None:
                 running.entry.resolve(Synthesized(result, running.closed_at, running.batch_size))
 

@@ -20,16 +20,30 @@ class SynthesizerFailed(Exception):
     """The synthesizer raised what no caller can be blamed for: a lost device, memory that ran out."""
 
 
+class CallRefused(Exception):
+    """`start` said that the call is not to be made."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Call(Generic[T]):
-    """`function`, and the future of what it returns or raises. One that runs alone waits until no request runs."""
+    """`function`, asked for by `start` at the last moment, and the future of what it returns or raises.
+
+    One that runs alone waits until no request runs and none is on its way to the store.
+    """
 
     function: Callable[[Synthesizer], T]
-    runs_alone: bool = False
+    start: Callable[[], bool]
+    runs_alone: bool
     future: Future[T] = field(default_factory=Future)
 
     def make(self, synthesizer: Synthesizer) -> Exception | None:
         """Settle the future. Returns the error that is the synthesizer's own fault, where there was one."""
+        try:
+            if not self.start():
+                raise CallRefused
+        except Exception as error:  # noqa: BLE001  whoever waits for the future learns of it
+            self.future.set_exception(error)
+            return None
         try:
             result = self.function(synthesizer)
         except OmniVoiceError as error:

@@ -8,10 +8,7 @@ from collections.abc import Callable
 
 from omnivoice.errors import GenerationFailed, InvalidRequest, OmniVoiceError, RequestAborted
 from omnivoice.planning import plan
-from omnivoice.request import VoicePrompt
-from omnivoice.voice import VoiceCache
 from worker.batcher import Batcher
-from worker.calls import SynthesizerFailed
 from worker.delivery import Delivery
 from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected, Synthesized
 from worker.jobs.errors import QueueUnavailable, StorageError
@@ -19,7 +16,7 @@ from worker.jobs.ledger import Claim, Hold, Ledger, Refusal
 from worker.jobs.models import JobError, Queue, Status
 from worker.leases import Lease, Leases
 from worker.patience import backoff_seconds, keep_trying
-from worker.voices import VoiceKey
+from worker.voices import NotEncoded, Voices
 from worker.window import Candidate
 
 logger = logging.getLogger(__name__)
@@ -39,8 +36,7 @@ class JobRunner:
         ledger: Ledger,
         batcher: Batcher,
         leases: Leases,
-        voices: VoiceCache,
-        encode_voice: Callable[[VoiceKey, bool], VoicePrompt],
+        voices: Voices,
         delivery: Delivery,
         publish: Callable[[str, Queue], bool],
         *,
@@ -53,7 +49,6 @@ class JobRunner:
         self._batcher = batcher
         self._leases = leases
         self._voices = voices
-        self._encode_voice = encode_voice
         self._delivery = delivery
         self._publish = publish
         self._worker_name = worker_name
@@ -94,11 +89,18 @@ class JobRunner:
 
     def _work(self, lease: Lease, claimed_at: float) -> None:
         claim = lease.claim
-        outcome: Outcome
         try:
-            outcome = self._batcher.submit(self._prepare(claim)).result()
-        except _NotEncodedError as missing:
-            outcome = missing.outcome_for(claim)
+            entry = self._prepare(claim)
+        except NotEncoded as missing:
+            self._end_as(missing.outcome_for(claim), lease, claimed_at)
+            return
+        try:
+            self._end_as(self._batcher.submit(entry).result(), lease, claimed_at)
+        finally:
+            self._batcher.settle(entry)
+
+    def _end_as(self, outcome: Outcome, lease: Lease, claimed_at: float) -> None:
+        claim = lease.claim
         match outcome:
             case NotStarted():
                 logger.info("not started: cancelled, past its time, or another worker's", extra=_names(claim))
@@ -123,7 +125,7 @@ class JobRunner:
         and a job that never counts an attempt would come back for ever.
         """
         try:
-            voice = self._voice(claim)
+            voice = self._voices.prompt(claim)
         except StorageError:
             self._ledger.start([claim])
             raise
@@ -135,36 +137,6 @@ class JobRunner:
             runs_alone=claim.must_run_alone,
         )
         return Entry(claim, request, candidate)
-
-    def _voice(self, claim: Claim) -> VoicePrompt | None:
-        if claim.reference_key is None:
-            return None
-        if claim.request.ref_text is None:
-            raise InvalidRequest("ref_text", "is required with a reference clip")
-        preprocess = claim.request.to_synthesis_request().params.preprocess_prompt
-        key = VoiceKey(claim.reference_key, claim.request.ref_text, preprocess)
-        return keep_trying(
-            lambda: self._voices.get(key, lambda: self._encode(claim, key)),
-            lambda error: self._may_try_again(claim, error),
-            self._lease_seconds,
-        )
-
-    def _encode(self, claim: Claim, key: VoiceKey) -> VoicePrompt:
-        """Encoding uses the device, so it counts the attempt and a later one runs alone, like everything that does:
-        a clip that ends its worker must not come back for ever, nor take others along each time."""
-        if not self._ledger.start([claim])[0]:
-            raise _NotEncodedError(claim, NotStarted())
-        try:
-            return self._encode_voice(key, claim.must_run_alone)
-        except SynthesizerFailed as error:
-            raise _NotEncodedError(claim, HandedBack(str(error), counts_attempt=True)) from error
-
-    def _may_try_again(self, claim: Claim, error: Exception) -> bool:
-        if self._is_draining():
-            return False
-        if isinstance(error, _NotEncodedError):  # of another job, whose encoding of this voice was waited for
-            return error.claim is not claim
-        return isinstance(error, StorageError) and error.retryable
 
     def _abandon(self, lease: Lease) -> None:
         if lease.state is Hold.CANCELLED:
@@ -204,18 +176,6 @@ class JobRunner:
         )
         # Refused where the lease is lost, or where a cancel came first: the ledger has then ended the job as cancelled.
         logger.info("ended" if is_accepted else "late copy", extra=_names(claim) | {"status": status.value})
-
-
-class _NotEncodedError(Exception):
-    """The job that was to encode a voice has not: `outcome` is what becomes of it; others may try themselves."""
-
-    def __init__(self, claim: Claim, outcome: NotStarted | HandedBack) -> None:
-        super().__init__("the voice was not encoded")
-        self.claim = claim
-        self.outcome = outcome
-
-    def outcome_for(self, claim: Claim) -> NotStarted | HandedBack:
-        return self.outcome if claim is self.claim else HandedBack(str(self))
 
 
 def _describe(error: OmniVoiceError) -> JobError:

@@ -103,15 +103,18 @@ def test_job_that_ends_its_worker_each_time_fails_in_the_end(
     assert record.error.type == "poison"
 
 
-# A worker to which a reference clip does what a bad one can do to a device.
+DEADLY_TEXT = "Nobody hears me twice."
+# A worker to which a reference clip with that text does what a bad one can do to a device.
 DEADLY_CLIPS = """
 import os, signal, sys
 import worker.synthesizers
 from worker.__main__ import main
 
 class Deadly(worker.synthesizers.ToneSynthesizer):
-    def encode_voice(self, *clip, **options):
-        {deed}
+    def encode_voice(self, waveform, sample_rate, ref_text, preprocess=True):
+        if ref_text == {deadly!r}:
+            {deed}
+        return super().encode_voice(waveform, sample_rate, ref_text, preprocess)
 
 worker.synthesizers.ToneSynthesizer = Deadly
 sys.exit(main(os.environ))
@@ -121,12 +124,17 @@ sys.exit(main(os.environ))
 def test_clip_that_ends_its_worker_each_time_fails_its_job_alone(
     desk: Desk, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Encoding a voice counts as an attempt, and a second one runs while nothing else does."""
-    limits = {"max_attempts": 3, "lease_seconds": 1, "tone_window_ms": 300}
-    desk.store.put("references/deadly", clip(), "audio/wav")
-    job_id = desk.submit("I am deadly.", reference_key="references/deadly", ref_text=REF_TEXT)
-    mates = [desk.submit(f"Mate {index}.") for index in range(6)]
-    program = ("-c", DEADLY_CLIPS.format(deed="os.kill(os.getpid(), signal.SIGKILL)"))
+    """Encoding a voice counts as an attempt, and a second one runs while nothing else does. Clips that wait for
+    theirs are not burnt with it."""
+    limits = {"max_attempts": 3, "lease_seconds": 2, "tone_window_ms": 300}
+    for name in ("deadly", *(f"harmless-{index}" for index in range(3))):
+        desk.store.put(f"references/{name}", clip(), "audio/wav")
+    job_id = desk.submit("I am deadly.", reference_key="references/deadly", ref_text=DEADLY_TEXT)
+    mates = [desk.submit(f"Mate {index}.") for index in range(4)]
+    for index in range(3):
+        key = f"references/harmless-{index}"
+        mates.append(desk.submit(f"I mean no harm, {index}.", reference_key=key, ref_text=REF_TEXT))
+    program = ("-c", DEADLY_CLIPS.format(deadly=DEADLY_TEXT, deed="os.kill(os.getpid(), signal.SIGKILL)"))
     for attempt in (1, 2, 3):
         with run_worker(environment, tmp_path / f"worker-{attempt}.log", program, **limits) as worker:
             assert worker.wait_exit(15) == -signal.SIGKILL
@@ -145,9 +153,9 @@ def test_synthesizer_that_breaks_on_clips_hands_back_and_ends(
 ) -> None:
     """A lost device fails every call: the worker ends for another to take over, and the jobs are not failed by it."""
     desk.store.put("references/broken", clip(), "audio/wav")
-    program = ("-c", DEADLY_CLIPS.format(deed="raise RuntimeError('the device is lost')"))
+    program = ("-c", DEADLY_CLIPS.format(deadly=DEADLY_TEXT, deed="raise RuntimeError('the device is lost')"))
     with run_worker(environment, tmp_path / "broken.log", program, max_attempts=9, lease_seconds=1) as worker:
-        ids = [desk.submit(f"Job {n}.", reference_key="references/broken", ref_text=REF_TEXT) for n in range(4)]
+        ids = [desk.submit(f"Job {n}.", reference_key="references/broken", ref_text=DEADLY_TEXT) for n in range(4)]
         assert worker.wait_exit(20) == BROKEN_EXIT_STATUS
     assert not any(desk.record(job_id).status.is_final for job_id in ids)
     with run_worker(environment, tmp_path / "sound.log", max_attempts=9, lease_seconds=1):

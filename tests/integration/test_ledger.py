@@ -117,6 +117,20 @@ def test_claim_takes_over_a_lapsed_lease_without_a_reconciler(ledger: Ledger) ->
     assert ledger.start([late, fresh]) == [False, True]
 
 
+def test_a_paused_job_keeps_its_lease_and_counts_a_new_attempt_when_it_starts(ledger: Ledger) -> None:
+    claim = running(ledger, submitted(ledger))
+    for _ in range(2):  # a repeated call gives nothing back twice
+        assert ledger.pause(claim)
+        paused = ledger.get(claim.id)
+        assert (paused.status, paused.attempts, paused.started_at) == (Status.QUEUED, 0, None)
+    assert ledger.claim(claim.id, "other").reason is RefusalReason.LEASED
+    assert not ledger.complete(claim, result_of(claim))
+    assert ledger.start([claim]) == [True]
+    assert ledger.get(claim.id).attempts == 1
+    assert ledger.complete(claim, result_of(claim))
+    assert not ledger.pause(claim)
+
+
 def test_a_job_is_not_completed_before_it_was_started(ledger: Ledger) -> None:
     claim = claimed(ledger, submitted(ledger))
     assert not ledger.complete(claim, result_of(claim))

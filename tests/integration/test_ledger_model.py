@@ -124,6 +124,14 @@ class LedgerMachine(RuleBasedStateMachine):
             model.status, model.counted, model.lease = Status.RUNNING, True, "live"
 
     @rule(claim=claims)
+    def pause(self, claim: Claim) -> None:
+        model = self.models.get(claim.id)
+        held = model is not None and model.is_held_by(claim)
+        assert self.ledger.pause(claim) is held
+        if model and held and model.counted:
+            model.status, model.counted, model.attempts = Status.QUEUED, False, model.attempts - 1
+
+    @rule(claim=claims)
     def heartbeat(self, claim: Claim) -> None:
         model = self.models.get(claim.id)
         expected = Hold.LOST

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import pytest
 from servers import wait_until
@@ -13,8 +14,8 @@ from servers import wait_until
 from omnivoice.errors import GenerationFailed, InvalidRequest, RequestAborted
 from omnivoice.request import SynthesisRequest, SynthesisResult
 from worker.batcher import MAX_FAILURES, Batcher
-from worker.calls import SynthesizerFailed
-from worker.entry import Entry, HandedBack, NotStarted, Rejected, Synthesized
+from worker.calls import CallRefused, SynthesizerFailed
+from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected, Synthesized
 from worker.jobs.errors import QueueUnavailable
 from worker.jobs.ledger import Claim
 from worker.jobs.models import JobRequest, Queue
@@ -83,6 +84,13 @@ def audio_of(outcome: object) -> SynthesisResult:
     return outcome.result
 
 
+def run(batcher: Batcher, entry: Entry) -> Future[Outcome]:
+    """Submit, and settle as soon as there is an outcome."""
+    future = batcher.submit(entry)
+    future.add_done_callback(lambda _: batcher.settle(entry))
+    return future
+
+
 def test_failed_step_sends_a_batch_back_and_the_loop_lives_on() -> None:
     batcher = make_batcher(FragileSynthesizer())
     futures = [batcher.submit(entry(text)) for text in ("one", "boom", "three")]
@@ -105,7 +113,7 @@ def test_failed_step_of_one_request_is_its_own_fault() -> None:
 
 def test_second_attempt_runs_alone() -> None:
     batcher = make_batcher(ToneSynthesizer(0.05), max_wait_seconds=0.3)
-    futures = [batcher.submit(entry(f"{index}", attempts=index % 2)) for index in range(4)]
+    futures = [run(batcher, entry(f"{index}", attempts=index % 2)) for index in range(4)]
     sizes = [audio_of(future.result(SECONDS)).batch_size for future in futures]
     assert sizes == [2, 1, 2, 1]
 
@@ -184,7 +192,7 @@ def test_calls_run_on_the_batchers_thread_between_steps() -> None:
 def test_call_that_runs_alone_waits_for_what_runs_and_lets_nobody_join(step_mode: bool) -> None:
     synthesizer = FragileSynthesizer(0.4)
     batcher = make_batcher(synthesizer, max_wait_seconds=0.0, step_mode=step_mode)
-    running = batcher.submit(entry("running"))
+    running = run(batcher, entry("running"))
     wait_until(lambda: synthesizer.threads, what="a step")
     call = batcher.call(lambda given: given.num_unfinished, runs_alone=True)
     late = batcher.submit(entry("late"))
@@ -192,6 +200,56 @@ def test_call_that_runs_alone_waits_for_what_runs_and_lets_nobody_join(step_mode
     assert running.done()
     assert not late.done()
     assert audio_of(late.result(SECONDS)).batch_size == 1
+
+
+@pytest.mark.parametrize("step_mode", [False, True])
+def test_what_runs_alone_waits_for_results_on_their_way_to_the_store(step_mode: bool) -> None:
+    started: list[str] = []
+
+    def start(claims: Sequence[Claim]) -> list[bool]:
+        started.extend(claim.id for claim in claims)
+        return grant_all(claims)
+
+    batcher = make_batcher(ToneSynthesizer(), start, max_wait_seconds=0.0, step_mode=step_mode)
+    ended, alone, late = entry("ended"), entry("alone", attempts=1), entry("late")
+    audio_of(batcher.submit(ended).result(SECONDS))
+    outcomes = [run(batcher, waiting) for waiting in (alone, late)]
+    for _ in range(2):  # the second call is made after the batcher has looked at who waits
+        batcher.call(lambda _: None).result(SECONDS)
+    assert started == [ended.claim.id]
+    call = batcher.call(lambda _: len(started), runs_alone=True)
+    batcher.settle(ended)
+    assert call.result(SECONDS) == 1, "it came first to the point where nothing ran"
+    for outcome in outcomes:
+        audio_of(outcome.result(SECONDS))
+    assert started == [ended.claim.id, alone.claim.id, late.claim.id]
+
+
+def test_drain_hands_back_who_waits_for_results_on_their_way() -> None:
+    batcher = make_batcher(ToneSynthesizer(), max_wait_seconds=0.0)
+    audio_of(batcher.submit(entry("ended")).result(SECONDS))
+    alone = batcher.submit(entry("alone", attempts=1))
+    batcher.drain()
+    assert isinstance(alone.result(SECONDS), HandedBack)
+
+
+def test_call_is_started_when_its_turn_comes_and_may_be_refused() -> None:
+    synthesizer = FragileSynthesizer(0.4)
+    batcher = make_batcher(synthesizer, max_wait_seconds=0.0)
+    running = run(batcher, entry("running"))
+    wait_until(lambda: synthesizer.threads, what="a step")
+    call = batcher.call(lambda _: "made", runs_alone=True, start=running.done)
+    assert call.result(SECONDS) == "made", "asked to start only once it could be made"
+    with pytest.raises(CallRefused):
+        batcher.call(lambda _: None, start=lambda: False).result(SECONDS)
+
+    def unreachable() -> bool:
+        raise QueueUnavailable("no Redis")
+
+    for _ in range(MAX_FAILURES + 1):
+        with pytest.raises(QueueUnavailable):
+            batcher.call(lambda _: None, start=unreachable).result(SECONDS)
+    audio_of(run(batcher, entry("next")).result(SECONDS))  # the synthesizer is not to blame
 
 
 def test_calls_that_fail_in_a_row_mean_a_broken_synthesizer() -> None:

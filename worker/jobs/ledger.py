@@ -132,6 +132,11 @@ class Ledger:
             started = self._for_each("start", claims, self._lease_ms, self._retention_ms)
         return [bool(runs) for runs in started]
 
+    def pause(self, claim: Claim) -> bool:
+        """Give the attempt back and keep the lease: the job waits for its `start` again. False where it is lost."""
+        with _redis_errors():
+            return bool(self._for_each("pause", [claim])[0])
+
     def heartbeat(self, claims: Sequence[Claim]) -> dict[str, Hold]:
         """Extend the leases; for each job whether it is still the caller's to work on."""
         with _redis_errors():
