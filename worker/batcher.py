@@ -7,7 +7,6 @@ function to `call`, which runs between two steps: an engine's CUDA graphs and me
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -21,7 +20,7 @@ from worker.calls import Call
 from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected, Synthesized
 from worker.jobs.ledger import Claim
 from worker.synthesizers import Synthesizer
-from worker.window import Load, WindowLimits, admit, gather
+from worker.window import NO_WINDOW, Candidate, Load, WindowLimits, admit, gather
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class Batcher:
         # All of the following are guarded by `_changed`; only the batcher's thread adds to or takes from `_running`.
         self._waiting: list[Entry] = []
         self._running: dict[str, _Running] = {}
-        self._unsettled: set[Entry] = set()
+        self._unsettled: set[Entry] = set()  # resolved with the synthesizer's answer, and not yet settled
         self._calls: deque[Call[Any]] = deque()
         self._aborted: set[str] = set()
         self._busy_since: float | None = None
@@ -193,9 +192,14 @@ class Batcher:
                 return
 
     def _is_call_due(self) -> bool:
-        if not self._calls or self._load().runs_alone:
+        if not self._calls:
             return False
-        return not (self._calls[0].runs_alone and (self._running or self._unsettled))
+        load = self._load()
+        return load.is_clear if self._calls[0].runs_alone else not load.runs_alone
+
+    def _waits_alone_call(self) -> bool:
+        """Whether a call waits until it can be alone. Meanwhile nobody starts: or it would wait for ever."""
+        return any(call.runs_alone for call in self._calls)
 
     def _next_window(self) -> list[Entry]:
         """Entries to start now; none where a call is due, or where what runs may have no company."""
@@ -212,32 +216,24 @@ class Batcher:
     def _wait_for_window(self) -> tuple[int, ...]:
         """The members of the next window, once it has closed; none where a call is due before."""
         while True:
-            members, remaining = self._forming_window()
-            if members and remaining <= 0:
-                return members
+            window = NO_WINDOW if self._waits_alone_call() else gather(self._candidates(), self._limits, self._load())
+            remaining = window.closes_at - time.monotonic()
+            if window.members and (remaining <= 0 or self._is_draining or self._joins_between_steps):
+                return window.members
             if self._is_call_due():
                 return ()
             if self._is_draining:
                 self._hand_back_waiting()
-            self._changed.wait(remaining if members else None)
-
-    def _forming_window(self) -> tuple[tuple[int, ...], float]:
-        """The members of the window of an idle synthesizer, and the seconds until it closes.
-
-        None while something waits to be alone and has to go first, or would wait for ever.
-        """
-        window = gather([entry.candidate for entry in self._waiting], self._limits)
-        is_alone = any(self._waiting[index].candidate.runs_alone for index in window.members)
-        if any(call.runs_alone for call in self._calls) or (is_alone and self._unsettled):
-            return (), math.inf
-        closes_now = self._is_draining or self._joins_between_steps
-        return window.members, 0.0 if closes_now else window.closes_at - time.monotonic()
+            self._changed.wait(remaining if window.members else None)
 
     def _joiners(self) -> tuple[int, ...]:
-        """Who joins what runs. While a call waits to be alone, nobody does: or it would wait for ever."""
-        if not self._joins_between_steps or self._is_draining or any(call.runs_alone for call in self._calls):
+        """Who joins what runs."""
+        if not self._joins_between_steps or self._is_draining or self._waits_alone_call():
             return ()
-        return admit([entry.candidate for entry in self._waiting], self._limits, self._load())
+        return admit(self._candidates(), self._limits, self._load())
+
+    def _candidates(self) -> list[Candidate]:
+        return [entry.candidate for entry in self._waiting]
 
     def _hand_back_waiting(self) -> None:
         for entry in self._waiting:
@@ -250,6 +246,7 @@ class Batcher:
             len(candidates),
             sum(candidate.num_tokens for candidate in candidates),
             any(candidate.runs_alone for candidate in candidates),
+            len(self._unsettled),
         )
 
     def _open(self, entries: list[Entry]) -> None:

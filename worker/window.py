@@ -44,11 +44,17 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What runs already."""
+    """What runs already, and how many jobs are unsettled: they ran, and their audio is on its way to the store."""
 
     num_requests: int = 0
     num_tokens: int = 0
     runs_alone: bool = False
+    num_unsettled: int = 0
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether there is nothing that the death of the worker would take along."""
+        return not (self.num_requests or self.num_unsettled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,17 @@ class Window:
     closes_at: float
 
 
-def gather(waiting: Sequence[Candidate], limits: WindowLimits) -> Window:
-    """The window that an idle synthesizer would run next; `closes_at` is −∞ where waiting longer cannot add to it."""
-    members, is_full = _fill(waiting, limits, Load())
+NO_WINDOW = Window((), math.inf)
+
+
+def gather(waiting: Sequence[Candidate], limits: WindowLimits, load: Load = Load()) -> Window:
+    """The window that a synthesizer on which nothing runs would run next.
+
+    `closes_at` is −∞ where waiting longer cannot add to it, +∞ where there is nothing to run.
+    """
+    members, is_full = _fill(waiting, limits, load)
     if not members:
-        return Window((), math.inf)
+        return NO_WINDOW
     if is_full:
         return Window(members, -math.inf)
     return Window(members, min(waiting[index].arrived_at for index in members) + limits.max_wait_seconds)
@@ -79,8 +91,8 @@ def _fill(waiting: Sequence[Candidate], limits: WindowLimits, running: Load) -> 
     if not order or running.runs_alone:
         return (), running.runs_alone
     if waiting[order[0]].runs_alone:
-        # It is its turn: nobody may join what runs until that has ended, or a busy worker would never be empty for it.
-        return ((), True) if running.num_requests else ((order[0],), True)
+        # It is its turn: nobody may join what runs until that has ended, or a busy worker would never be clear for it.
+        return ((order[0],) if running.is_clear else ()), True
     members: list[int] = []
     num_tokens = running.num_tokens
     for index in order:

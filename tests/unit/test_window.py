@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.window import BULK_HANDICAP_SECONDS, Candidate, Load, WindowLimits, admit, gather
+from worker.window import BULK_HANDICAP_SECONDS, NO_WINDOW, Candidate, Load, WindowLimits, admit, gather
 
 LIMITS = WindowLimits(max_wait_seconds=0.05, max_requests=4, max_tokens=1_000)
 
@@ -96,11 +96,19 @@ def test_second_attempt_waits_for_an_empty_synthesizer_and_holds_others_back() -
     assert admit(waiting, LIMITS, Load()) == (0,)
 
 
+def test_second_attempt_waits_until_nothing_is_on_its_way_to_the_store_either() -> None:
+    second, first = small(0.0, alone=True), small(0.1)
+    assert gather([second, first], LIMITS, Load(num_unsettled=1)) == NO_WINDOW
+    assert gather([second, first], LIMITS, Load()).members == (0,)
+    assert gather([first], LIMITS, Load(num_unsettled=9)).members == (0,), "what is unsettled takes no room"
+    assert admit([first], LIMITS, Load(num_unsettled=9)) == (0,)
+
+
 candidates = st.lists(
     st.builds(Candidate, st.floats(0, 100), st.integers(1, 2_000), is_bulk=st.booleans(), runs_alone=st.booleans()),
     max_size=12,
 )
-loads = st.builds(Load, st.integers(0, 5), st.integers(0, 1_500))
+loads = st.builds(Load, st.integers(0, 5), st.integers(0, 1_500), num_unsettled=st.integers(0, 2))
 
 
 @given(candidates, loads)
