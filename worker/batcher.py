@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from omnivoice.errors import GenerationFailed, OmniVoiceError
-from worker.calls import Call
+from worker.calls import Call, CallQueue
 from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected, Synthesized
 from worker.jobs.ledger import Claim
 from worker.synthesizers import Synthesizer
@@ -26,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 5
 """Steps and calls that may fail in a row before the synthesizer is held to be broken: a lost CUDA context fails all."""
+
+DRAINING = "the worker is draining"
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ class Batcher:
         self._waiting: list[Entry] = []
         self._running: dict[str, _Running] = {}
         self._unsettled: set[Entry] = set()  # resolved with the synthesizer's answer, and not yet settled
-        self._calls: deque[Call[Any]] = deque()
+        self._calls = CallQueue()
         self._aborted: set[str] = set()
         self._busy_since: float | None = None
         self._is_draining = False
@@ -81,7 +82,7 @@ class Batcher:
     def submit(self, entry: Entry) -> Future[Outcome]:
         with self._changed:
             if self._is_draining:
-                entry.resolve(HandedBack("the worker is draining"))
+                entry.resolve(HandedBack(DRAINING))
             else:
                 self._waiting.append(entry)
                 self._changed.notify()
@@ -107,11 +108,14 @@ class Batcher:
         """Run `function` with the synthesizer, between two steps, or when there is nothing that it could take along.
 
         `start` is asked just before, and may refuse or raise. The future carries what `function` returns, or raises:
-        an `OmniVoiceError` and whatever `start` raised as they are, all else as `SynthesizerFailed`; `CallRefused`.
+        an `OmniVoiceError` and whatever `start` raised as they are, all else as `SynthesizerFailed`; `CallRefused`, and
+        `CallHandedBack` from a worker that drains.
         """
         call = Call(function, start, runs_alone)
         with self._changed:
-            self._calls.append(call)
+            self._calls.put(call)
+            if self._is_draining:
+                self._calls.hand_back(DRAINING)
             self._changed.notify()
         return call.future
 
@@ -129,6 +133,7 @@ class Batcher:
         """Close the open window at once, run what is in it to its end, hand back all others and whoever comes."""
         with self._changed:
             self._is_draining = True
+            self._calls.hand_back(DRAINING)
             self._changed.notify()
 
     def surrender(self, reason: str) -> None:
@@ -138,6 +143,7 @@ class Batcher:
             self._surrendered = reason
             entries = [*self._waiting, *(running.entry for running in self._running.values())]
             self._waiting.clear()
+            self._calls.hand_back(reason)
             self._aborted.update(self._running)
             self._changed.notify()
         for entry in entries:
@@ -179,27 +185,17 @@ class Batcher:
     def _make_calls(self) -> None:
         while True:
             with self._changed:
-                is_due = self._is_call_due()
+                is_due = self._calls.has_due(self._load())
                 self._busy_since = time.monotonic() if is_due else None
                 if not is_due:
                     return
-                call = self._calls.popleft()
+                call = self._calls.pop()
             error = call.make(self._synthesizer)
             self._num_failures = self._num_failures + 1 if error else 0
             if error and self._num_failures >= MAX_FAILURES:
                 self._give_up(error)
             if self._running:  # a crowd of new voices must not hold up what runs: one a step
                 return
-
-    def _is_call_due(self) -> bool:
-        if not self._calls:
-            return False
-        load = self._load()
-        return load.is_clear if self._calls[0].runs_alone else not load.runs_alone
-
-    def _waits_alone_call(self) -> bool:
-        """Whether a call waits until it can be alone. Meanwhile nobody starts: or it would wait for ever."""
-        return any(call.runs_alone for call in self._calls)
 
     def _next_window(self) -> list[Entry]:
         """Entries to start now; none where a call is due, or where what runs may have no company."""
@@ -216,11 +212,13 @@ class Batcher:
     def _wait_for_window(self) -> tuple[int, ...]:
         """The members of the next window, once it has closed; none where a call is due before."""
         while True:
-            window = NO_WINDOW if self._waits_alone_call() else gather(self._candidates(), self._limits, self._load())
+            window = gather(self._candidates(), self._limits, self._load())
+            if self._calls.wants_to_be_alone:
+                window = NO_WINDOW
             remaining = window.closes_at - time.monotonic()
             if window.members and (remaining <= 0 or self._is_draining or self._joins_between_steps):
                 return window.members
-            if self._is_call_due():
+            if self._calls.has_due(self._load()):
                 return ()
             if self._is_draining:
                 self._hand_back_waiting()
@@ -228,7 +226,7 @@ class Batcher:
 
     def _joiners(self) -> tuple[int, ...]:
         """Who joins what runs."""
-        if not self._joins_between_steps or self._is_draining or self._waits_alone_call():
+        if not self._joins_between_steps or self._is_draining or self._calls.wants_to_be_alone:
             return ()
         return admit(self._candidates(), self._limits, self._load())
 
@@ -237,7 +235,7 @@ class Batcher:
 
     def _hand_back_waiting(self) -> None:
         for entry in self._waiting:
-            entry.resolve(HandedBack("the worker is draining"))
+            entry.resolve(HandedBack(DRAINING))
         self._waiting.clear()
 
     def _load(self) -> Load:
@@ -320,7 +318,7 @@ class Batcher:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        if self._surrendered is None:  # calls come in while the process ends, and fail again
+        if self._surrendered is None:  # a step may fail again while the process ends
             self.surrender("the synthesizer is broken")
             self._on_broken(str(error))
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from omnivoice.errors import OmniVoiceError
 from worker.synthesizers import Synthesizer
+from worker.window import Load
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +24,10 @@ class SynthesizerFailed(Exception):
 
 class CallRefused(Exception):
     """`start` said that the call is not to be made."""
+
+
+class CallHandedBack(Exception):
+    """The call was not made, and is not going to be: the worker ends."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,3 +61,34 @@ class Call(Generic[T]):
         else:
             self.future.set_result(result)
         return None
+
+
+class CallQueue:
+    """Calls in the order in which they came. Not locked: its owner sees to that."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Call[Any]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def put(self, call: Call[Any]) -> None:
+        self._calls.append(call)
+
+    def pop(self) -> Call[Any]:
+        return self._calls.popleft()
+
+    def has_due(self, load: Load) -> bool:
+        """Whether the first call may be made beside this load."""
+        if not self._calls:
+            return False
+        return load.is_clear if self._calls[0].runs_alone else not load.runs_alone
+
+    @property
+    def wants_to_be_alone(self) -> bool:
+        """Whether a call waits until it can be alone. Meanwhile no request starts: or it would wait for ever."""
+        return any(call.runs_alone for call in self._calls)
+
+    def hand_back(self, reason: str) -> None:
+        while self._calls:
+            self._calls.popleft().future.set_exception(CallHandedBack(reason))

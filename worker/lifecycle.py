@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from worker.batcher import Batcher
+from worker.batcher import DRAINING, Batcher
 from worker.jobs.errors import QueueUnavailable
 from worker.jobs.ledger import Ledger
 from worker.leases import Leases
@@ -64,7 +64,7 @@ class Drain:
         synthesis_end = began_at + self._drain_seconds * (1 - UPLOAD_SHARE)
         if not _wait_until(lambda: self._batcher.is_idle, synthesis_end):
             logger.warning("what runs does not end in time and is handed back")
-            self._batcher.surrender("the worker is draining")
+            self._batcher.surrender(DRAINING)
         if not _wait_until(lambda: not self._leases.claims(), began_at + self._drain_seconds * (1 - RELEASE_SHARE)):
             self._release_rest()
 

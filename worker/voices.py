@@ -16,7 +16,7 @@ from omnivoice.errors import InvalidRequest
 from omnivoice.request import VoicePrompt
 from omnivoice.voice import VoiceCache
 from worker.batcher import Batcher
-from worker.calls import CallRefused, SynthesizerFailed
+from worker.calls import CallHandedBack, CallRefused, SynthesizerFailed
 from worker.entry import HandedBack, NotStarted
 from worker.jobs.errors import QueueUnavailable, StorageError
 from worker.jobs.ledger import Claim, Ledger
@@ -99,6 +99,8 @@ class Voices:
             return call.result()
         except CallRefused as error:
             raise NotEncoded(claim, NotStarted()) from error
+        except CallHandedBack as error:
+            raise NotEncoded(claim, HandedBack(str(error))) from error
         except SynthesizerFailed as error:
             raise NotEncoded(claim, HandedBack(str(error), counts_attempt=True)) from error
 

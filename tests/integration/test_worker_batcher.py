@@ -14,7 +14,7 @@ from servers import wait_until
 from omnivoice.errors import GenerationFailed, InvalidRequest, RequestAborted
 from omnivoice.request import SynthesisRequest, SynthesisResult
 from worker.batcher import MAX_FAILURES, Batcher
-from worker.calls import CallRefused, SynthesizerFailed
+from worker.calls import CallHandedBack, CallRefused, SynthesizerFailed
 from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected, Synthesized
 from worker.jobs.errors import QueueUnavailable
 from worker.jobs.ledger import Claim
@@ -264,9 +264,8 @@ def test_calls_that_fail_in_a_row_mean_a_broken_synthesizer() -> None:
         with pytest.raises(SynthesizerFailed, match="the device is lost"):
             batcher.call(fail).result(SECONDS)
     wait_until(lambda: reasons == ["the device is lost"], what="the report")
-    with pytest.raises(SynthesizerFailed):
+    with pytest.raises(CallHandedBack):
         batcher.call(fail).result(SECONDS)
-    batcher.call(lambda _: None).result(SECONDS)  # the failure before it is dealt with by now
     assert reasons == ["the device is lost"], "told once"
 
 
@@ -292,6 +291,19 @@ def test_surrender_does_not_need_the_thread_that_hangs() -> None:
     batcher.surrender("time is up")
     assert [future.result(0) for future in futures] == [HandedBack("time is up")] * 2
     assert isinstance(batcher.submit(entry("comes too late")).result(0), HandedBack)
+
+
+@pytest.mark.parametrize("end", [Batcher.drain, lambda batcher: batcher.surrender("time is up")])
+def test_calls_are_handed_back_when_the_worker_ends(end: Callable[[Batcher], None]) -> None:
+    """Also one that waits to be alone, for as long as what runs hangs."""
+    batcher = make_batcher(ToneSynthesizer(600.0), max_wait_seconds=0.0)
+    batcher.submit(entry("hangs"))
+    wait_until(lambda: batcher.busy_since is not None, what="the hang")
+    call = batcher.call(lambda _: None, runs_alone=True)
+    end(batcher)
+    for handed_back in (call, batcher.call(lambda _: None)):
+        with pytest.raises(CallHandedBack):
+            handed_back.result(0)
 
 
 def test_tones_of_different_texts_differ() -> None:
