@@ -8,30 +8,20 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from infra.local import demo
 from infra.local.environment import DEMO_CHECKPOINT
 from infra.local.errors import LocalError
+from infra.local.interruption import Interrupted, hold_back_signals, interruptible
 from infra.local.services import CHECKOUT
 from infra.local.stack import Stack
 from infra.local.state import State, locked
 
 FAILED_STATUS = 2
 INTERRUPTED_STATUS = 130
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Interrupted(BaseException):
-    """Told to stop by a signal.
-
-    Not a KeyboardInterrupt: where one passes through `exec` of a text (an import that makes a named tuple is enough),
-    CPython 3.11 ends a `-m` run by SIGINT, also when the exception was caught and another status asked for.
-    """
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,10 +30,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--state", type=Path, default=CHECKOUT / ".run", help="folder for data, logs and process ids")
     parser.add_argument("--output", type=Path, default=Path("demo.wav"), help="where `demo` puts its audio")
     options = parser.parse_args(arguments)
+    hold_back_signals()
     stack_folder = options.state / "stack"
     try:
-        for number in STOP_SIGNALS:
-            signal.signal(number, interrupt)
         if options.command == "up":
             return _up(stack_folder)
         if options.command == "down":
@@ -57,16 +46,6 @@ def main(arguments: Sequence[str]) -> int:
     except Interrupted:
         print(f"{options.command}: interrupted; what it started is stopped", file=sys.stderr)
         return INTERRUPTED_STATUS
-
-
-def interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise `Interrupted`, once.
-
-    A second Ctrl-C (and `make` sends one of its own) must not cut short the stopping, which is bounded.
-    """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    raise Interrupted
 
 
 def _say(line: str) -> None:
@@ -131,7 +110,8 @@ def _demo_alone(folder: Path, target: Path) -> None:
 
 
 def _speak(state: State, target: Path) -> None:
-    demo.speak(state.records["api"].address, os.environ.get("DEMO_API_KEY"), target, _say)
+    with interruptible():
+        demo.speak(state.records["api"].address, os.environ.get("DEMO_API_KEY"), target, _say)
     if state.records["worker"].address == str(DEMO_CHECKPOINT):
         _say(demo.ABOUT_DEMO_MODEL)
 

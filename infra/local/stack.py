@@ -15,6 +15,7 @@ from infra.local import ports, processes, services
 from infra.local.credentials import ensure_identities
 from infra.local.environment import Wanted
 from infra.local.errors import LocalError
+from infra.local.interruption import interruptible
 from infra.local.services import SEAWEEDFS_PORTS, Service
 from infra.local.state import Record, State
 from worker.jobs.errors import SettingsError
@@ -42,13 +43,15 @@ class Stack:
     def up(self) -> str:
         """Start what does not run yet or runs with other settings; the API's address.
 
-        Raises `LocalError` when a service does not come up. What this call had started is stopped by then, also when
-        a signal's handler raises.
+        Raises `LocalError` when a service does not come up, `Interrupted` when told to stop; what this call had started
+        is stopped by then.
         """
         try:
             backends, fronts = self._plan()
-            self._start(backends)
-            self._start(fronts)
+            self._stop_changed([*backends, *fronts])
+            with interruptible():
+                self._start(backends)
+                self._start(fronts)
         except BaseException:
             self._stop_children()
             raise
@@ -114,6 +117,14 @@ class Stack:
             where = f"{settings.api_host}:{settings.api_port}"
             raise LocalError(f"{where} is taken by another program; choose a port with OMNIVOICE_API_PORT")
 
+    def _stop_changed(self, wanted: list[Service]) -> None:
+        """Stop what runs with other settings than are wanted now."""
+        for service in wanted:
+            record = self._state.records.get(service.name)
+            if record is not None and record.is_running and record.settings != _digest(service):
+                self._say(f"{service.name}: is restarted, its settings have changed")
+                self._stop(record)
+
     def _start(self, wanted: list[Service]) -> None:
         """Start all of them together, then wait for each."""
         started = [service for service in wanted if self._launch(service)]
@@ -122,14 +133,10 @@ class Stack:
 
     def _launch(self, service: Service) -> bool:
         """False where it runs already as it should."""
-        digest = _digest(service)
         record = self._state.records.get(service.name)
         if record is not None and record.is_running:
-            if record.settings == digest:
-                self._say(f"{service.name}: runs already at {record.address}")
-                return False
-            self._say(f"{service.name}: is restarted, its settings have changed")
-            self._stop(record)
+            self._say(f"{service.name}: runs already at {record.address}")
+            return False
         child = processes.launch(service.command, service.environment, self._state.log(service.name))
         self._children[service.name] = child
         self._state.records[service.name] = Record(
@@ -137,7 +144,7 @@ class Stack:
             processes.identify(child.pid),
             service.address,
             service.note,
-            digest,
+            _digest(service),
             service.stop_seconds,
             service.leftovers,
         )

@@ -217,14 +217,49 @@ def test_an_interrupt_stops_what_was_started(stack: LocalStack) -> None:
     assert stack.own_processes() == []
 
 
+def test_an_interrupt_cuts_no_stopping_short(stack: LocalStack, tmp_path: Path) -> None:
+    """Half a stop would leave processes that no later command knows of, or one that counts as running while it ends."""
+    tones = {"OMNIVOICE_SYNTHESIZER": "tone"}
+
+    def interrupted_at(line: str, *arguments: str, **variables: str) -> int:
+        with stack.start(*arguments, **tones, **variables) as process:
+            assert process.stdout is not None
+            is_at_work = False  # a demo begins by stopping what an earlier one left
+            for printed in process.stdout:
+                is_at_work |= arguments[0] != "demo" or printed.startswith("audio")
+                if is_at_work and printed.startswith(line):
+                    process.send_signal(signal.SIGINT)
+            return process.wait(60.0)
+
+    for line, statuses in (("audio", {0, 130}), ("worker: stopping", {0}), ("s3: stopping", {0})):
+        assert interrupted_at(line, "demo", "--output", str(tmp_path / "tone.wav")) in statuses, line
+        assert stack.own_processes() == [], line
+
+    assert stack.run("up", **tones).returncode == 0
+    before = stack.processes("stack")
+    assert interrupted_at("worker: stopping", "up", OMNIVOICE_MAX_WAIT_MS="10") == 130
+    now = stack.processes("stack")
+    assert set(now) == {"redis", "s3"}, "those with changed settings are gone, wholly; the others run on"
+    assert all(process.is_running and process == before[name] for name, process in now.items())
+
+    assert stack.run("up", **tones).returncode == 0
+    running = stack.processes("stack")
+    assert set(running) == set(before)
+    assert all(process.is_running for process in running.values())
+    assert interrupted_at("worker: stopping", "down") == 0
+    assert not any(process.is_running for process in running.values())
+
+
 def test_an_interrupt_in_an_executed_text_keeps_the_exit_status(tmp_path: Path) -> None:
     """As where an import makes a named tuple: a KeyboardInterrupt in there would make the interpreter end by SIGINT."""
     (tmp_path / "interrupted.py").write_text(
         "import os, signal, sys\n"
-        "from infra.local.__main__ import INTERRUPTED_STATUS, Interrupted, interrupt\n"
-        "signal.signal(signal.SIGINT, interrupt)\n"
+        "from infra.local.__main__ import INTERRUPTED_STATUS\n"
+        "from infra.local.interruption import Interrupted, hold_back_signals, interruptible\n"
+        "hold_back_signals()\n"
         "try:\n"
-        "    exec('os.kill(os.getpid(), signal.SIGINT)\\nsignal.pause()')\n"
+        "    with interruptible():\n"
+        "        exec('os.kill(os.getpid(), signal.SIGINT)\\nsignal.pause()')\n"
         "except Interrupted:\n"
         "    sys.exit(INTERRUPTED_STATUS)\n"
     )
