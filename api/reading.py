@@ -25,7 +25,7 @@ MAX_FIELDS = 100
 """More keys than any request has; each unknown one costs a search for the name that was meant."""
 REQUEST_PART = "request"
 AUDIO_PART = "ref_audio"
-_SECONDS = re.compile(r"[0-9]{1,9}")
+_SECONDS = re.compile(r"[0-9]{1,99}")
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 

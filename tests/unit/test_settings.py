@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pydantic import ValidationError
 
@@ -83,6 +85,9 @@ def test_a_refusal_says_what_is_allowed() -> None:
     assert refusal(DEVICE="gpu") == "OMNIVOICE_DEVICE: must be auto, cpu, cuda or cuda:N"
     assert "'request' or 'step'" in refusal(MODE="steps")
     assert "redis://" in refusal(REDIS_URL="http://127.0.0.1")
+    for name in ("S3_BUCKET", "S3_PREFIX", "REDIS_PREFIX"):
+        assert re.search(r": must be .*letters, digits, ", refusal(**{name: "*"}))
+        assert "pattern" not in refusal(**{name: "*"}), "a pattern is for programs"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ SCHEMA = 1
 
 POISON = JobError(
     type="poison",
-    title="The job ended its worker each time it ran",
+    title="The job was lost with its worker each time it ran",
     detail="no attempt came to an end; the worker died or stopped answering in every one",
 )
 UNREADABLE = JobError(

@@ -30,7 +30,9 @@ def _url_with(*schemes: str) -> AfterValidator:
 RedisUrl = Annotated[str, _url_with("redis", "rediss", "unix")]
 HttpUrl = Annotated[str, _url_with("http", "https")]
 Port = Annotated[int, Field(ge=0, le=65_535)]
-KeyPrefix = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.{}-]{1,64}$")]
+KeyPrefix = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_.{}-]{1,64}$", title="1 to 64 letters, digits, or any of . _ - { }")
+]
 
 
 class Settings(BaseModel):
@@ -45,7 +47,7 @@ class Settings(BaseModel):
     model: str = Field("k2-fsa/OmniVoice", min_length=1, description="checkpoint: a folder or a Hub id")
     synthesizer: Literal["engine", "tone"] = Field("engine", description="the model, or tones of the right length")
     tone_window_ms: int = Field(50, ge=0, le=600_000, description="time that `tone` takes a window")
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto, cpu, cuda or cuda:N")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", title="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     mode: Literal["request", "step"] = Field("request", description="join batches between requests or between steps")
 
@@ -59,8 +61,18 @@ class Settings(BaseModel):
     redis_prefix: KeyPrefix = Field("omnivoice", description="of every key in Redis")
     s3_endpoint: HttpUrl | None = Field(None, description="None: the one that boto3 knows")
     s3_public_endpoint: HttpUrl | None = Field(None, description="in presigned URLs; None: s3_endpoint")
-    s3_bucket: str = Field("omnivoice", pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
-    s3_prefix: str = Field("", pattern=r"^([A-Za-z0-9_.=-]+/?)*$", max_length=256, description="of every object's key")
+    s3_bucket: str = Field(
+        "omnivoice",
+        pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$",
+        title="3 to 63 lower-case letters, digits, dots or hyphens, the first and the last a letter or digit",
+    )
+    s3_prefix: str = Field(
+        "",
+        pattern=r"^([A-Za-z0-9_.=-]+/?)*$",
+        max_length=256,
+        title="names of letters, digits, or any of . _ = -, with single slashes between them",
+        description="of every object's key",
+    )
     s3_region: str = "us-east-1"
     s3_checksums: Literal["when_supported", "when_required"] = Field(
         "when_supported", description="when_required for stores that refuse boto3's CRC32 trailers"
@@ -129,7 +141,7 @@ def _first_problem(error: ValidationError) -> str:
     field = str(problem["loc"][0])
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "string_pattern_mismatch":
-        message = f"must be {Settings.model_fields[field].description or message}"
+        message = f"must be {Settings.model_fields[field].title}"
     return f"{ENVIRONMENT_PREFIX}{field.upper()}: {message[0].lower()}{message[1:]}"
 
 
