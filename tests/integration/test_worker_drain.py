@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from api_service import REF_TEXT, clip
 from servers import wait_until
 from workers import Desk, assert_speaks, run_worker
 
 from worker.app import BROKEN_EXIT_STATUS
+from worker.jobs import names
+from worker.jobs.ledger import Claim
 from worker.jobs.models import Status
 from worker.jobs.settings import Settings
 
@@ -81,6 +84,30 @@ def test_sigterm_with_a_synthesizer_that_hangs(desk: Desk, environment: dict[str
     with run_worker(environment, tmp_path / "works.log"):
         records = desk.wait_ended(ids, 15)
     assert {(record.status, record.attempts) for record in records} == {(Status.SUCCEEDED, 1)}
+
+
+def test_sigterm_while_a_clip_waits_to_be_alone_behind_what_hangs(
+    desk: Desk, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A job that was lost with its worker encodes its voice alone, and what hangs keeps it from that."""
+    drain_seconds = 4.0
+    desk.store.put("references/voice", clip(), "audio/wav")
+    lost = desk.submit("I was lost before.", announce=False, reference_key="references/voice", ref_text=REF_TEXT)
+    claim = desk.ledger.claim(lost, "an earlier worker")
+    assert isinstance(claim, Claim)
+    desk.ledger.start([claim])
+    hangs = {"tone_window_ms": 600_000, "drain_seconds": drain_seconds, "lease_seconds": 2}
+    with run_worker(environment, tmp_path / "hangs.log", **hangs) as worker:
+        stuck = desk.submit("Stuck.")
+        desk.wait_for(stuck, Status.RUNNING)
+        desk.ledger.retry(claim, 0)
+        wait_until(lambda: desk.redis.hget(names.job_key(desk.settings.redis_prefix, lost), "lease_ms"), what="a claim")
+        began = time.monotonic()
+        worker.signal(signal.SIGTERM)
+        assert worker.wait_exit(drain_seconds + 2) == 0, "nothing hangs to the end"
+        assert time.monotonic() - began < drain_seconds
+    records = [desk.record(job_id) for job_id in (lost, stuck)]
+    assert [(record.status, record.attempts) for record in records] == [(Status.QUEUED, 1), (Status.QUEUED, 0)]
 
 
 BROKEN_WORKER = """
