@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from omnivoice.audio.postprocess import cross_fade, fade_and_pad, remove_silence
+from omnivoice.audio.postprocess import cross_fade, fade_and_pad, peak_of, remove_silence
 from omnivoice.errors import GenerationFailed
 from omnivoice.parameters import REFERENCE_RMS, SAMPLE_RATE, SamplingParams
 from omnivoice.request import VoicePrompt, Waveform
@@ -24,27 +25,25 @@ def finish(chunks: Sequence[Waveform], params: SamplingParams, voice: VoicePromp
     Raises `GenerationFailed` where the codec's output is silent or not finite, so that neither reaches a file.
     """
     waveform = chunks[0] if len(chunks) == 1 else cross_fade(chunks, SAMPLE_RATE)
-    if not np.isfinite(waveform).all():
+    peak = peak_of(waveform)
+    if not math.isfinite(peak):
         raise GenerationFailed("the generated audio is not finite")
-    if not len(waveform) or np.abs(waveform).max() < SILENT_PEAK:
+    if peak < SILENT_PEAK:
         raise GenerationFailed("the generated audio is silent")
     if params.postprocess_output:
-        # Silence is found in 16-bit integers: scale first, or a peak over 1 would be clipped there.
-        waveform = remove_silence(_within_unit(waveform), SAMPLE_RATE, PAUSE_MS, EDGE_MS, EDGE_MS)
-    waveform = _within_unit(_level(waveform, voice))
-    return fade_and_pad(waveform, SAMPLE_RATE, params.pad_duration, params.fade_duration)
+        waveform = remove_silence(waveform, SAMPLE_RATE, PAUSE_MS, EDGE_MS, EDGE_MS, peak)
+        peak = peak_of(waveform)
+    gain = _gain(peak, voice)
+    peak = float(np.float32(peak) * np.float32(gain))  # rounding keeps order: no need to look at every sample again
+    if peak > 1.0:
+        waveform, gain = waveform * np.float32(gain) / np.float32(peak), 1.0
+    return fade_and_pad(waveform, SAMPLE_RATE, params.pad_duration, params.fade_duration, gain)
 
 
-def _level(waveform: Waveform, voice: VoicePrompt | None) -> Waveform:
-    """Give a voice its own clip's level back; without a voice, set the peak."""
+def _gain(peak: float, voice: VoicePrompt | None) -> float:
+    """Return the factor that gives a voice its own clip's level back; without a voice, the one that sets the peak."""
     if voice is None:
-        peak = float(np.abs(waveform).max(initial=0.0))
-        return waveform * np.float32(PEAK_WITHOUT_VOICE / peak) if peak > 0 else waveform
+        return PEAK_WITHOUT_VOICE / peak if peak > 0 else 1.0
     if voice.rms is not None and voice.rms < REFERENCE_RMS:
-        return waveform * np.float32(voice.rms / REFERENCE_RMS)
-    return waveform
-
-
-def _within_unit(waveform: Waveform) -> Waveform:
-    peak = float(np.abs(waveform).max(initial=0.0))
-    return waveform if peak <= 1.0 else waveform / np.float32(peak)
+        return voice.rms / REFERENCE_RMS
+    return 1.0

@@ -13,11 +13,11 @@ from omnivoice.audio.postprocess import scale_to_full
 from omnivoice.audio.reading import read_audio
 from omnivoice.audio.reference import ReferenceClip, check_reference
 from omnivoice.audio.resample import resample
+from omnivoice.audio.wav import encode_wav, to_pcm_16
 from omnivoice.errors import GenerationFailed, InvalidRequest
 
 __all__ = ["AUDIO_FORMATS", "AudioFormat", "ReferenceClip", "check_reference", "encode_audio", "read_audio"]
 
-PCM_16_PEAK = 32_767
 BLOCK_SAMPLES = 1 << 16
 """Samples handed to an encoder at once: libsndfile's Vorbis and Opus encoders overflow the stack on long blocks."""
 
@@ -42,20 +42,18 @@ def encode_audio(
         allowed = ", ".join(map(str, audio_format.sample_rates))
         raise InvalidRequest("sample_rate", f"must be one of {allowed} for {format}, not {rate}")
     # Before resampling, or one NaN would spread over a whole window; after it as well, as the filter overshoots.
-    finite, _ = scale_to_full(waveform)
-    if finite.shape[-1] == 0:
+    scaled, _ = scale_to_full(waveform)
+    if scaled.shape[-1] == 0:
         raise GenerationFailed("the waveform is empty")
-    scaled, _ = scale_to_full(resample(finite, sample_rate, rate))
-    return _write(np.atleast_2d(scaled).T, rate, audio_format)
+    if rate != sample_rate:
+        scaled, _ = scale_to_full(resample(scaled, sample_rate, rate))
+    frames = np.atleast_2d(scaled).T
+    return encode_wav(frames, rate) if audio_format.container == "WAV" else _write(frames, rate, audio_format)
 
 
 def _write(frames: NDArray[np.float32], rate: int, audio_format: AudioFormat) -> bytes:
     """Encode `frames`, float32 (samples, channels) within ±1."""
-    if audio_format.encoding == "PCM_16":
-        # Rounded here, so that no clipping rule of the library is in play.
-        data: NDArray[np.generic] = np.rint(frames * np.float32(PCM_16_PEAK)).astype(np.int16)
-    else:
-        data = frames
+    data: NDArray[np.generic] = to_pcm_16(frames) if audio_format.encoding == "PCM_16" else frames
     buffer = io.BytesIO()
     with soundfile.SoundFile(
         buffer, "w", rate, frames.shape[1], subtype=audio_format.encoding, format=audio_format.container

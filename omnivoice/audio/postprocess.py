@@ -5,7 +5,9 @@ Waveforms are float32, (samples,) or (channels, samples); each function gives ba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +19,8 @@ from omnivoice.errors import GenerationFailed
 SILENCE_DBFS = -50.0
 PAUSE_DBFS = -40.0
 """What counts as a pause where a long reference clip is cut."""
+
+MAX_16_BIT = silence.FULL_SCALE - 1
 
 LOWEST_SILENCE_DBFS = -80.0
 """Nothing under this is speech, however quiet the clip."""
@@ -40,40 +44,55 @@ def _as_channels(waveform: NDArray[np.floating]) -> Waveform:
     return np.atleast_2d(np.asarray(waveform, dtype=np.float32))
 
 
-def scale_to_full(waveform: NDArray[np.floating]) -> tuple[Waveform, float]:
+def peak_of(waveform: NDArray[np.floating]) -> float:
+    """Return the largest absolute value: 0 without samples, not finite where one of them is not."""
+    if waveform.size == 0:
+        return 0.0
+    # Both carry a NaN through. Neither makes an array, as the absolute values would.
+    return max(float(waveform.max()), -float(waveform.min()))
+
+
+def scale_to_full(waveform: NDArray[np.floating], peak: float | None = None) -> tuple[Waveform, float]:
     """Return the waveform with its peak at most 1, and the peak it had: over 1 it was scaled, never clipped.
 
-    Raises `GenerationFailed` where a sample is not finite.
+    `peak` is what `peak_of` found, where that is known already. Raises `GenerationFailed` where a sample is not finite.
     """
     waveform = np.asarray(waveform, dtype=np.float32)
-    if waveform.size == 0:
-        return waveform, 0.0
-    peak = max(float(waveform.max()), -float(waveform.min()))
-    if not np.isfinite(peak):
+    if peak is None:
+        peak = peak_of(waveform)
+    if not math.isfinite(peak):
         raise GenerationFailed("the waveform holds values that are not finite numbers")
     return (waveform / np.float32(peak) if peak > 1.0 else waveform), peak
 
 
-def _to_16_bit(waveform: Waveform) -> Waveform:
-    """Round towards zero to whole 16-bit values, kept as float32 (which holds them exactly)."""
-    scaled: Waveform = np.trunc(waveform * np.float32(silence.FULL_SCALE))
-    np.minimum(scaled, np.float32(silence.FULL_SCALE - 1), out=scaled)
-    return scaled
+def _to_16_bit(waveform: Waveform, peak: float | None = None) -> Waveform:
+    """Scale a peak over 1, round towards zero to whole 16-bit values, kept as float32 (which holds them exactly)."""
+    scaled, peak = scale_to_full(waveform, peak)
+    samples = scaled * np.float32(silence.FULL_SCALE)
+    np.trunc(samples, out=samples)
+    if peak > MAX_16_BIT / silence.FULL_SCALE:
+        np.minimum(samples, np.float32(MAX_16_BIT), out=samples)
+    return samples
 
 
 def remove_silence(
-    waveform: NDArray[np.floating], sample_rate: int, mid_ms: int, lead_ms: int, trail_ms: int
+    waveform: NDArray[np.floating],
+    sample_rate: int,
+    mid_ms: int,
+    lead_ms: int,
+    trail_ms: int,
+    peak: float | None = None,
 ) -> Waveform:
     """Shorten pauses over 2 · `mid_ms` to that, and the edges to `lead_ms` and `trail_ms` of silence.
 
     Silence is what stays under -50 dBFS. Where that would keep under a second or drop over half of the clip, and speech
     is so quiet that its soft frames lie under -50 dBFS, its own level sets the threshold: quiet speech beside one click
     is kept. Samples pass through 16-bit integers, as the model's voices did, scaled first where the peak exceeds 1.
-    The result is empty for silence of `mid_ms` or longer. Raises `GenerationFailed` where a sample is not finite.
+    The result is empty for silence of `mid_ms` or longer. `peak` is as in `scale_to_full`. Raises `GenerationFailed`
+    where a sample is not finite.
     """
     waveform = np.asarray(waveform, dtype=np.float32)
-    scaled, _ = scale_to_full(_as_channels(waveform))
-    samples = _to_16_bit(scaled)
+    samples = _to_16_bit(_as_channels(waveform), peak)
     kept = _cut_silence(samples, sample_rate, mid_ms, lead_ms, trail_ms, SILENCE_DBFS)
     num_kept, num_samples = kept.shape[1], samples.shape[1]
     if num_kept < MIN_KEPT_SECONDS * sample_rate or num_kept < MIN_KEPT_SHARE * num_samples:
@@ -81,8 +100,8 @@ def remove_silence(
         if relative < SILENCE_DBFS:
             threshold = max(relative, LOWEST_SILENCE_DBFS)
             kept = _cut_silence(samples, sample_rate, mid_ms, lead_ms, trail_ms, threshold)
-    result = kept * np.float32(1.0 / silence.FULL_SCALE)
-    return result.reshape(-1) if waveform.ndim == 1 else result
+    kept *= np.float32(1.0 / silence.FULL_SCALE)
+    return kept.reshape(-1) if waveform.ndim == 1 else kept
 
 
 def _cut_silence(
@@ -111,21 +130,33 @@ def _shorten_pauses(samples: silence.Samples, sample_rate: int, mid_ms: int, thr
     return np.concatenate(parts, axis=1) if parts else samples[:, :0]
 
 
-def fade_and_pad(waveform: NDArray[np.floating], sample_rate: int, pad_seconds: float, fade_seconds: float) -> Waveform:
-    """Fade in and out linearly (each at most half of the waveform) and put silence on both sides.
+@lru_cache(maxsize=8)
+def _ramp(start: float, stop: float, num_samples: int) -> Waveform:
+    ramp = np.linspace(start, stop, num_samples, dtype=np.float32)
+    ramp.flags.writeable = False
+    return ramp
+
+
+def fade_and_pad(
+    waveform: NDArray[np.floating], sample_rate: int, pad_seconds: float, fade_seconds: float, gain: float = 1.0
+) -> Waveform:
+    """Multiply by `gain`, fade in and out linearly (each at most half of the waveform), put silence on both sides.
 
     An empty waveform is returned as it is.
     """
-    faded = np.array(waveform, dtype=np.float32)
-    num_samples = faded.shape[-1]
-    if num_samples == 0:
-        return faded
+    waveform = np.asarray(waveform, dtype=np.float32)
+    num_samples = waveform.shape[-1]
+    num_pad = int(pad_seconds * sample_rate) if num_samples else 0
+    padded = np.empty((*waveform.shape[:-1], num_samples + 2 * num_pad), dtype=np.float32)
+    padded[..., :num_pad] = 0.0
+    padded[..., num_pad + num_samples :] = 0.0
+    faded = padded[..., num_pad : num_pad + num_samples]
+    np.multiply(waveform, np.float32(gain), out=faded)
     num_fade = min(int(fade_seconds * sample_rate), num_samples // 2)
     if num_fade > 0:
-        faded[..., :num_fade] *= np.linspace(0.0, 1.0, num_fade, dtype=np.float32)
-        faded[..., -num_fade:] *= np.linspace(1.0, 0.0, num_fade, dtype=np.float32)
-    num_pad = int(pad_seconds * sample_rate)
-    return np.pad(faded, [(0, 0)] * (faded.ndim - 1) + [(num_pad, num_pad)])
+        faded[..., :num_fade] *= _ramp(0.0, 1.0, num_fade)
+        faded[..., -num_fade:] *= _ramp(1.0, 0.0, num_fade)
+    return padded
 
 
 def cross_fade(chunks: Sequence[NDArray[np.floating]], sample_rate: int) -> Waveform:
@@ -145,9 +176,9 @@ def cross_fade(chunks: Sequence[NDArray[np.floating]], sample_rate: int) -> Wave
     joined[..., :end] = parts[0]
     for part in parts[1:]:
         num_out = min(num_fade, end)
-        joined[..., end - num_out : end] *= np.linspace(1.0, 0.0, num_out, dtype=np.float32)
+        joined[..., end - num_out : end] *= _ramp(1.0, 0.0, num_out)
         num_in = min(num_fade, part.shape[-1])
-        part[..., :num_in] *= np.linspace(0.0, 1.0, num_in, dtype=np.float32)
+        part[..., :num_in] *= _ramp(0.0, 1.0, num_in)
         start = end + pause.shape[-1]
         end = start + part.shape[-1]
         joined[..., start:end] = part
@@ -162,8 +193,8 @@ def trim_long(waveform: NDArray[np.floating], sample_rate: int) -> Waveform:
     waveform = np.asarray(waveform, dtype=np.float32)
     if waveform.shape[-1] <= TRIM_ABOVE_SECONDS * sample_rate:
         return waveform
-    scaled, _ = scale_to_full(_as_channels(waveform))
-    ranges = silence.sounding_ranges(_to_16_bit(scaled), sample_rate, TRIM_PAUSE_MS, PAUSE_DBFS)
+    samples = _to_16_bit(_as_channels(waveform))
+    ranges = silence.sounding_ranges(samples, sample_rate, TRIM_PAUSE_MS, PAUSE_DBFS)
     if not ranges:
         return waveform
     cut_ms = max((start for start, _ in ranges if start <= TRIM_MAX_MS), default=0)

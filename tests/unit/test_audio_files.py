@@ -63,6 +63,14 @@ def test_wav_header_is_exact(num_samples: int) -> None:
     assert np.array_equal(samples, np.rint(waveform * 32_767))
 
 
+@pytest.mark.parametrize("num_channels", [1, 2, 6])
+@pytest.mark.parametrize("rate", AUDIO_FORMATS["wav"].sample_rates)
+def test_a_wav_is_what_libsndfile_writes(rate: int, num_channels: int) -> None:
+    waveform = np.stack([speech(0.5, rate, 0.1 + 0.05 * channel) for channel in range(num_channels)])
+    samples = np.rint(waveform * 32_767).astype(np.int16)
+    assert encode_audio(waveform, rate, "wav") == file(samples.T, rate, subtype="PCM_16")
+
+
 @pytest.mark.parametrize("name", AUDIO_FORMATS)
 def test_a_long_waveform_is_encoded_whole(name: str) -> None:
     decoded, rate = read_audio(encode_audio(speech(60.0), RATE, name))

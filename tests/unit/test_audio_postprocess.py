@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from omnivoice.audio.postprocess import cross_fade, fade_and_pad, remove_silence, scale_to_full, trim_long
-from omnivoice.audio.silence import silent_ranges
+from omnivoice.audio.postprocess import cross_fade, fade_and_pad, peak_of, remove_silence, scale_to_full, trim_long
+from omnivoice.audio.silence import BLOCK_FRAMES, frame_rms, silent_ranges, window_rms
 from omnivoice.errors import GenerationFailed
 
 RATE = 24_000
@@ -92,6 +92,27 @@ def test_silence_search_agrees_with_its_slow_twin(
     assert silent_ranges(samples, RATE, min_ms, -50.0) == slow_silent_ranges(samples, min_ms, -50.0)
 
 
+@pytest.mark.parametrize("num_channels", [1, 2])
+@pytest.mark.parametrize("min_ms", [100, 500])
+def test_search_in_whole_steps_agrees_too(min_ms: int, num_channels: int) -> None:
+    parts = [noise(0.03 * (seed % 9) + 0.11, level, seed) for seed, level in enumerate([-20, -55, -45, -52, -20] * 6)]
+    waveform = np.concatenate((*parts, quiet(0.7), noise(0.4, -50), noise(0.6, -30)))
+    samples = np.trunc(np.tile(waveform[: len(waveform) // 240 * 240], (num_channels, 1)) * 32_768)
+    found = silent_ranges(samples, RATE, min_ms, -50.0)
+    assert len(samples[0]) > BLOCK_FRAMES * 240
+    assert found
+    assert found == slow_silent_ranges(samples, min_ms, -50.0)
+
+
+@given(st.integers(1, 700), st.integers(1, 60), st.sampled_from([8_000, 22_050, 24_000, 44_100]))
+def test_frames_are_windows(total_ms: int, num_frames: int, rate: int) -> None:
+    edges = np.append(np.arange(0, total_ms, 10), total_ms)
+    num_frames = min(num_frames, len(edges) - 1)
+    samples = np.random.default_rng(total_ms).integers(-32_768, 32_768, (2, total_ms * rate // 1000)).astype(np.float32)
+    found = frame_rms(samples, edges, rate, num_frames)
+    assert np.array_equal(found, window_rms(samples, edges[:-num_frames], edges[num_frames:], rate))
+
+
 @pytest.mark.parametrize(("pause", "left"), [(0.3, 0.3), (0.9, 0.9), (1.5, 1.0), (4.0, 1.0)])
 def test_only_pauses_over_twice_the_limit_shorten(pause: float, left: float) -> None:
     waveform = np.concatenate((noise(1.2, -20), quiet(pause), noise(1.2, -20)))
@@ -138,6 +159,19 @@ def test_values_that_are_no_numbers_raise(bad: float) -> None:
         remove_silence(waveform, RATE, 500, 100, 100)
     with pytest.raises(GenerationFailed, match="finite"):
         scale_to_full(waveform)
+
+
+def test_the_peak_is_the_largest_magnitude() -> None:
+    assert peak_of(np.array([[0.25, -3.0], [1.0, 0.5]], np.float32)) == 3.0
+    assert peak_of(np.zeros((2, 0), np.float32)) == 0.0
+    assert np.isnan(peak_of(np.array([np.inf, 0.0, np.nan], np.float32)))
+
+
+def test_a_gain_comes_before_the_fades() -> None:
+    waveform = noise(1.0, -20)
+    assert np.array_equal(
+        fade_and_pad(waveform, RATE, 0.2, 0.1, 0.3), fade_and_pad(waveform * np.float32(0.3), RATE, 0.2, 0.1)
+    )
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 4, 5, 100, 10_000])

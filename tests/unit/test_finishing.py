@@ -36,6 +36,19 @@ def test_other_voices_leave_the_level(rms: float | None) -> None:
     np.testing.assert_allclose(finish([tone(0.5)], RAW, voice(rms)), tone(0.5), atol=1e-6)
 
 
+def test_a_quiet_voice_over_one_is_scaled_to_one() -> None:
+    found = finish([tone(30.0)], RAW, voice(0.05))  # at its level it would peak at 15
+    np.testing.assert_allclose(found, tone(1.0), atol=1e-5)
+
+
+def test_chunks_are_left_as_they_were() -> None:
+    chunks = [tone(1.7), tone(0.4)]
+    copies = [chunk.copy() for chunk in chunks]
+    finish(chunks, SamplingParams(), None)
+    finish(chunks[:1], SamplingParams(), voice(0.05))
+    assert all(np.array_equal(chunk, copy) for chunk, copy in zip(chunks, copies, strict=True))
+
+
 @pytest.mark.parametrize("params", [RAW, SamplingParams()])
 def test_a_peak_over_one_is_scaled_with_its_shape_kept(params: SamplingParams) -> None:
     found = finish([tone(1.7)], params, voice(0.2))
