@@ -47,7 +47,7 @@ class CodecNetwork(nn.Module):
         return self.quantizer.encode(hidden)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes (batch, 8, frames) → waveforms (batch, frames · 960).
+        """Codes (batch, 8, frames) → waveforms (batch, frames · 960); the slow twin of `WaveformDecoder`.
 
         Rows must be of one length: what a convolution's window sees of padding changes the frames beside it.
         """

@@ -57,15 +57,16 @@ class ResidualQuantizer(nn.Module):
     def encode(self, hidden: Tensor) -> Tensor:
         """(batch, frames, hidden_size) → codes (batch, num_codebooks, frames)."""
         codes = []
-        for quantizer in self._layers():
+        for quantizer in self.layers():
             codes.append(quantizer.encode(hidden))
             hidden = hidden - quantizer.decode(codes[-1])
         return torch.stack(codes, dim=1)
 
     def decode(self, codes: Tensor) -> Tensor:
         """Codes (batch, num_codebooks, frames) → (batch, frames, hidden_size)."""
-        first, *others = (quantizer.decode(codes[:, index]) for index, quantizer in enumerate(self._layers()))
+        first, *others = (quantizer.decode(codes[:, index]) for index, quantizer in enumerate(self.layers()))
         return sum(others, start=first)
 
-    def _layers(self) -> list[VectorQuantizer]:
+    def layers(self) -> list[VectorQuantizer]:
+        """The codebooks in their order, as what they are."""
         return cast("list[VectorQuantizer]", list(self.quantizers))

@@ -1,0 +1,1 @@
+"""Triton kernels of the packed step. Imported on CUDA only; each has a slow twin in torch, and a test that compares."""
