@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from omnivoice.engine import Engine, EngineConfig
+    from omnivoice.config import EngineConfig
+    from omnivoice.engine import Engine
     from omnivoice.errors import (
         CheckpointError,
         GenerationFailed,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "CheckpointError": "errors",
     "Engine": "engine",
-    "EngineConfig": "engine",
+    "EngineConfig": "config",
     "GenerationFailed": "errors",
     "InvalidRequest": "errors",
     "OmniVoiceError": "errors",

@@ -13,7 +13,6 @@ from omnivoice.model.backbone import Backbone
 from omnivoice.packing import Packing
 from omnivoice.philox import split_seed
 from omnivoice.sampling import RowParams, draw_tokens, guided_log_probs, pick_cells, position_scores
-from omnivoice.text import unmask_counts
 
 CPU_TILE_ROWS = 32
 
@@ -37,9 +36,9 @@ class Batch:
         self._device = backbone.heads.device
         lengths = [length for run in runs for length in (run.cond_length, run.uncond_length)]
         self._packing = Packing.of(lengths, self._device)
-        self._codes = torch.cat([run.codes for run in runs])
+        self._codes = torch.cat([self._stored_codes(run) for run in runs])
         self._step = self._tensor([run.step for run in runs])
-        schedules = [unmask_counts(run.frames, run.params.num_step, run.params.t_shift) for run in runs]
+        schedules = [run.schedule for run in runs]
         longest = max(map(len, schedules))
         self._counts = self._tensor([[*counts, *[0] * (longest - len(counts))] for counts in schedules])
         self._rows = self._row_params()
@@ -63,13 +62,16 @@ class Batch:
         chosen = pick_cells(scores, self._rows.segment, counts)
         self._codes = torch.where(chosen, tokens, self._codes)
         self._step = self._step + 1
-        for run in self.runs:
-            run.step += 1
 
     def store(self) -> None:
         """Hand the codes back to the runs, where they outlive this batch."""
         for run, codes in zip(self.runs, torch.split(self._codes, [run.frames for run in self.runs]), strict=True):
             run.codes = codes
+
+    def _stored_codes(self, run: ChunkRun) -> torch.Tensor:
+        if run.codes is not None:
+            return run.codes.long()
+        return torch.full((run.frames, self._backbone.config.num_codebooks), self._mask_id, device=self._device)
 
     @cached_property
     def _mask_id(self) -> int:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from omnivoice.parameters import SamplingParams
+from omnivoice.parameters import NUM_CODEBOOKS, SamplingParams
 from omnivoice.request import Codes
+from omnivoice.text import unmask_counts
+
+IS_TEXT = -1
+"""Stands behind the id of a text row, where an audio row has its second codebook's code."""
 
 
 @dataclass(slots=True, eq=False)
@@ -15,7 +21,9 @@ class ChunkRun:
     """One chunk of a request on its way through the steps.
 
     `prompt_ids` are the text ids before the target, `voice_codes` int64 (8, frames) the reference between them, or
-    None. `codes` (frames, 8) is what is unmasked so far, on the device.
+    None. `codes` (frames, 8) is what is unmasked so far, on the device, while no batch holds it; None where that is
+    nothing. `schedule` has the cells that each step unmasks; `prompt_rows` int32 (rows, 8) is all that stands before
+    the target: a text row carries its id and, behind it, `IS_TEXT`.
     """
 
     request_id: str
@@ -25,9 +33,18 @@ class ChunkRun:
     frames: int
     params: SamplingParams
     seed: int
-    codes: torch.Tensor
+    codes: torch.Tensor | None = None
     step: int = 0
     batch_size: int = 1
+    schedule: list[int] = field(init=False)
+    prompt_rows: NDArray[np.int32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.schedule = unmask_counts(self.frames, self.params.num_step, self.params.t_shift)
+        self.prompt_rows = np.full((self.cond_length - self.frames, NUM_CODEBOOKS), IS_TEXT, dtype=np.int32)
+        self.prompt_rows[: len(self.prompt_ids), 0] = self.prompt_ids
+        if self.voice_codes is not None:
+            self.prompt_rows[len(self.prompt_ids) :] = self.voice_codes.T
 
     @property
     def cond_length(self) -> int:

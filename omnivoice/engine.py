@@ -1,11 +1,11 @@
-"""The engine: requests in, waveforms out. Schedule, run, finish."""
+"""The engine: requests in, waveforms out. Schedule, run, hand over to the finisher."""
 
 from __future__ import annotations
 
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from omnivoice.attention import pick_attention
-from omnivoice.batch import Batch
 from omnivoice.chunk_run import ChunkRun
+from omnivoice.config import EngineConfig
+from omnivoice.device import Mark, on_stream
 from omnivoice.errors import GenerationFailed, InvalidRequest, OmniVoiceError, RequestAborted
-from omnivoice.finishing import finish
+from omnivoice.executor import pick_executor
+from omnivoice.finisher import Finished, Finisher, Unmasked
 from omnivoice.hub import checkpoint_folder
 from omnivoice.model.backbone import Backbone
 from omnivoice.model.codec import Codec
@@ -24,68 +26,43 @@ from omnivoice.model.tokenizer import PromptTokenizer
 from omnivoice.parameters import SAMPLE_RATE
 from omnivoice.planning import ChunkPlan, Plan, plan
 from omnivoice.request import Codes, SynthesisRequest, SynthesisResult, Timings, VoicePrompt, Waveform
-from omnivoice.scheduler import Mode, Scheduler
+from omnivoice.scheduler import Scheduler
 from omnivoice.text import combine_text
 from omnivoice.voice import VoiceCache, encode_voice
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+TAKE_SECONDS = 1.0
+"""A step that has nothing to unmask waits up to this long for the finisher."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """How an engine runs.
+@dataclass(slots=True, eq=False)
+class _FirstChunk:
+    """The codes of a text's first chunk on their way to the host, where they become the voice of the rest."""
 
-    `mode` "request" runs a window of requests through all its steps before the next one starts; "step" lets requests
-    join and leave between steps. `dtype` "auto" is bfloat16 on CUDA and float32 elsewhere; float64 is for the CPU.
-    `max_batch_requests` bounds the chunks in a packed batch, `max_batch_tokens` its rows (a single chunk that is
-    larger still runs, alone).
-    """
-
-    device: str = "auto"
-    dtype: str = "auto"
-    mode: Mode = "request"
-    max_batch_requests: int = 32
-    max_batch_tokens: int = 16_384
-
-    def resolved_device(self) -> torch.device:
-        """Raises `ValueError`, one line, for a device that this machine or this build of torch has not got."""
-        has_cuda = torch.cuda.is_available()
-        if self.device == "auto":
-            return torch.device("cuda" if has_cuda else "cpu")
-        kind, _, index = self.device.partition(":")
-        if kind not in ("cpu", "cuda") or not (index or "0").isdecimal():
-            raise ValueError(f"device: must be auto, cpu, cuda or cuda:N, not {self.device!r}")
-        if kind == "cuda" and not (has_cuda and int(index or 0) < torch.cuda.device_count()):
-            raise ValueError(f"device: {self.device} is not there; this torch sees {torch.cuda.device_count()} GPUs")
-        return torch.device(self.device)
-
-    def resolved_dtype(self) -> torch.dtype:
-        if self.dtype == "auto":
-            return torch.bfloat16 if self.resolved_device().type == "cuda" else torch.float32
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: must be auto or one of {', '.join(DTYPES)}, not {self.dtype!r}")
-        if self.dtype == "float64" and self.resolved_device().type != "cpu":
-            raise ValueError("dtype: float64 is for the CPU")
-        return DTYPES[self.dtype]
+    codes: torch.Tensor
+    mark: Mark
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Pending:
     """A request that was admitted and has not ended: its plan, and the codes of the chunks that have."""
 
+    request_id: str
     request: SynthesisRequest
     plan: Plan
     seed: int
     voice: VoicePrompt | None
-    codes: list[Codes | None]
+    codes: list[torch.Tensor | None]
+    decodes: bool = True
+    first: _FirstChunk | None = None
     started_at: float = field(default_factory=time.perf_counter)
+    generated_ms: float = 0.0
     batch_size: int = 1
 
 
 class Engine:
-    """Packs requests into variable-length batches and unmasks them step by step.
+    """Packs requests into variable-length batches and unmasks them step by step; what is unmasked is finished beside.
 
     Not thread-safe: one thread calls it. `generate` is the whole loop; a scheduler of its own uses `add_request`,
     `step` and `abort`.
@@ -98,20 +75,27 @@ class Engine:
     ) -> None:
         self.codec = codec
         self.config = config or EngineConfig()
-        self._backbone = backbone
+        self._device = backbone.heads.device
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._model = backbone.config
         self._tokenizer = tokenizer
         self._voices = VoiceCache()
         self._pending: dict[str, _Pending] = {}
         self._aborted: set[str] = set()
+        self._generated: list[str] = []
         self._scheduler = Scheduler(self.config.mode, self.config.max_batch_requests, self.config.max_batch_tokens)
-        self._batch: Batch | None = None
+        with on_stream(self._stream):
+            self._executor = pick_executor(backbone, self.config)
+        self._finisher = Finisher(codec, self._device)
+        self._is_notified = False
 
     @classmethod
     def from_checkpoint(cls, path_or_hub_id: str | Path, config: EngineConfig | None = None) -> Engine:
         """Load a checkpoint folder, or download a Hub repository first (the weights' licence is named then).
 
-        Raises `CheckpointError`, one line that names the file and tensor, for anything but the layout that the
-        config describes, and `ValueError` for a device or dtype that cannot be had.
+        On CUDA the graphs of all common batches are captured too. Raises `CheckpointError`, one line that names the
+        file and tensor, for anything but the layout that the config describes, and `ValueError` for a device or dtype
+        that cannot be had.
         """
         config = config or EngineConfig()
         device, dtype = config.resolved_device(), config.resolved_dtype()
@@ -119,8 +103,10 @@ class Engine:
         backbone = Backbone.from_folder(folder, device, dtype, pick_attention(device, dtype))
         tokenizer = PromptTokenizer.from_folder(folder, backbone.config.text_vocab_size)
         codec_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        codec = Codec.from_folder(folder, device, codec_dtype)
-        return cls(backbone, tokenizer, codec, config)
+        codec = Codec.from_folder(folder, device, codec_dtype, fast_decode=dtype in (torch.float16, torch.bfloat16))
+        engine = cls(backbone, tokenizer, codec, config)
+        engine._warm_up()
+        return engine
 
     @property
     def num_unfinished(self) -> int:
@@ -137,51 +123,92 @@ class Engine:
 
     def generate(self, requests: Iterable[SynthesisRequest]) -> list[SynthesisResult]:
         """Serve requests together and return a result each, in their order; a bad one never raises for the others."""
+        return self._served(list(requests), decodes=True)
+
+    def generate_codes(self, requests: Iterable[SynthesisRequest]) -> list[SynthesisResult]:
+        """Like `generate`, without the codec: results hold codes, int64 (8, frames), and no waveform."""
+        return self._served(list(requests), decodes=False)
+
+    def _served(self, requests: Sequence[SynthesisRequest], decodes: bool) -> list[SynthesisResult]:
         if self._pending:
             raise RuntimeError("generate() needs an idle engine; use add_request() and step() beside other requests")
-        requests = list(requests)
         results: dict[str, SynthesisResult] = {}
         for index, request in enumerate(requests):
             try:
-                self.add_request(str(index), request)
+                self._add(str(index), request, decodes)
             except InvalidRequest as error:
                 results[str(index)] = SynthesisResult(seed=_seed_of(request), error=error)
         while self._pending:
             results.update(self.step())
+        self._generated.clear()
         return [results[str(index)] for index in range(len(requests))]
 
     def add_request(self, request_id: str, request: SynthesisRequest) -> None:
         """Queue a request; it joins a batch in a later `step`. Raises `InvalidRequest` and leaves no trace then."""
+        self._add(request_id, request, decodes=True)
+
+    def _add(self, request_id: str, request: SynthesisRequest, decodes: bool) -> None:
         if request_id in self._pending:
             raise ValueError(f"request {request_id!r} is unfinished already")
         made = plan(request)
-        pending = _Pending(request, made, _seed_of(request), request.voice, [None] * len(made.chunks))
-        self._pending[request_id] = pending
+        codes: list[torch.Tensor | None] = [None] * len(made.chunks)
+        pending = _Pending(request_id, request, made, _seed_of(request), request.voice, codes, decodes)
         # Chunks without a voice wait for the first one, which becomes their reference.
         ready = made.chunks if request.voice is not None else made.chunks[:1]
-        self._scheduler.add(self._run(request_id, index, chunk) for index, chunk in enumerate(ready))
+        runs = [self._run(pending, index, chunk) for index, chunk in enumerate(ready)]
+        self._pending[request_id] = pending
+        self._scheduler.add(runs)
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step with `RequestAborted`; unknown ids are ignored (it may just have ended)."""
         if request_id in self._pending:
             self._aborted.add(request_id)
 
+    def take_generated(self) -> list[str]:
+        """Return the requests that left the batch since the last call: unmasked, and being finished beside the rest."""
+        generated, self._generated = self._generated, []
+        return generated
+
+    def notify_finished(self, callback: Callable[[], None] | None) -> None:
+        """Have `callback` called, from another thread, whenever a result waits to come out of `step`.
+
+        Who is told does not want to wait: `step` never waits then.
+        """
+        self._is_notified = callback is not None
+        self._finisher.notify(callback)
+
     def step(self) -> list[tuple[str, SynthesisResult]]:
-        """Run one unmasking step over all running requests; return those that ended, with audio or an error."""
+        """Run one unmasking step over all running requests; return those that have ended, with audio or an error.
+
+        Where nothing is left to unmask it waits for the next result instead. On CUDA the step is enqueued, not waited
+        for: the host runs a few steps ahead of the device.
+        """
         ended = [self._end(request_id, error=RequestAborted("aborted")) for request_id in sorted(self._aborted)]
-        self._set_running(self._scheduler.admitted())
-        if self._scheduler.running:
-            ended += self._step_batch()
-            ended += self._retire()
+        with on_stream(self._stream):
+            self._continue_texts()
+            self._set_running(self._scheduler.admitted())
+            if self._scheduler.running:
+                ended += self._step_batch()
+                self._retire()
+        waits = not (ended or self._scheduler.running or self._has_first_chunks() or self._is_notified)
+        for finished in self._finisher.take(TAKE_SECONDS if waits and self._pending else 0.0):
+            ended += self._ended(finished)
         return ended
 
-    def _run(self, request_id: str, index: int, chunk: ChunkPlan) -> ChunkRun:
-        pending = self._pending[request_id]
-        params, voice = pending.request.params, pending.voice
+    def _warm_up(self) -> None:
+        """Have kernels compiled and graphs captured before the first request, which is then as fast as the rest."""
+        start = time.perf_counter()
+        with on_stream(self._stream):
+            self._executor.warm_up()
+        if self._stream is not None:
+            self._finisher.warm_up()
+        log.info("warm after %.1f s", time.perf_counter() - start)
+
+    def _run(self, pending: _Pending, index: int, chunk: ChunkPlan) -> ChunkRun:
+        voice, params = pending.voice, pending.request.params
         text = combine_text(chunk.text, voice.ref_text if voice else None)
-        config = self._backbone.config
         return ChunkRun(
-            request_id=request_id,
+            request_id=pending.request_id,
             chunk=index,
             prompt_ids=self._tokenizer.prompt(
                 text, pending.plan.language, pending.plan.instruct, denoise=voice is not None and params.denoise
@@ -190,85 +217,89 @@ class Engine:
             frames=chunk.frames,
             params=params,
             seed=pending.seed,
-            codes=torch.full(
-                (chunk.frames, config.num_codebooks), config.audio_mask_id, device=self._backbone.heads.device
-            ),
         )
 
     def _set_running(self, runs: Sequence[ChunkRun]) -> None:
-        """Change the membership of the batch; what the old one unmasked goes back to its runs first."""
         if runs == self._scheduler.running:
             return
-        if self._batch is not None:
-            self._batch.store()
-            self._batch = None
+        self._executor.set_runs(runs)
         self._scheduler.running = list(runs)
+        for run in runs:
+            run.batch_size = max(run.batch_size, len(runs))
 
     def _step_batch(self) -> list[tuple[str, SynthesisResult]]:
         runs = self._scheduler.running
         try:
-            if self._batch is None:
-                self._batch = Batch(self._backbone, runs)
-                for run in runs:
-                    run.batch_size = max(run.batch_size, len(runs))
-            self._batch.step()
+            self._executor.step()
         except torch.cuda.OutOfMemoryError:
-            return self._split_batch()
+            torch.cuda.empty_cache()
+            if len(runs) == 1:
+                error = GenerationFailed("the device ran out of memory for this request alone")
+                return [self._end(runs[0].request_id, error=error)]
+            self._set_running(self._scheduler.halve())
+            log.warning("out of memory with %d chunks: batches now hold %d rows", len(runs), self._scheduler.max_tokens)
         return []
 
-    def _split_batch(self) -> list[tuple[str, SynthesisResult]]:
-        """Out of memory: half of the batch waits again; a chunk that does not even fit alone fails its request."""
-        runs = self._scheduler.running
-        torch.cuda.empty_cache()
-        if len(runs) == 1:
-            error = GenerationFailed("the device ran out of memory for this request alone")
-            return [self._end(runs[0].request_id, error=error)]
-        self._set_running(self._scheduler.halve())
-        log.warning("out of memory with %d chunks: batches now hold %d rows", len(runs), self._scheduler.max_tokens)
-        return []
-
-    def _retire(self) -> list[tuple[str, SynthesisResult]]:
+    def _retire(self) -> None:
+        """Take the chunks out that had their last step; hand over the requests that are complete."""
         done = [run for run in self._scheduler.running if run.is_done]
-        self._set_running([run for run in self._scheduler.running if not run.is_done])
-        ended = []
+        if not done:
+            return
+        complete = []
         for run in done:
-            pending = self._pending.get(run.request_id)
-            if pending is None:  # another chunk of it has failed
-                continue
+            pending = self._pending[run.request_id]
+            pending.codes[run.chunk] = self._executor.codes(run)
             pending.batch_size = max(pending.batch_size, run.batch_size)
-            codes = np.ascontiguousarray(run.codes.T.cpu().numpy())
-            if codes.max() >= self._backbone.config.audio_mask_id:  # see `Batch.step`
-                ended.append(self._end(run.request_id, error=GenerationFailed("the model's scores are not finite")))
-                continue
-            pending.codes[run.chunk] = codes
             if run.chunk == 0 and pending.voice is None and len(pending.codes) > 1:
-                self._continue_with_first_chunk(run.request_id, pending)
+                pending.first = self._fetched(pending.codes[0])
             if all(codes is not None for codes in pending.codes):
-                ended.append(self._finish(run.request_id, pending))
-        return ended
+                complete.append(pending)
+        self._set_running([run for run in self._scheduler.running if not run.is_done])
+        self._finisher.submit([self._unmasked(pending) for pending in complete])
 
-    def _continue_with_first_chunk(self, request_id: str, pending: _Pending) -> None:
-        """The first chunk of a voiceless text sets the voice of the rest."""
-        codes, chunks = pending.codes[0], pending.plan.chunks
+    def _unmasked(self, pending: _Pending) -> Unmasked:
+        self._generated.append(pending.request_id)
+        pending.generated_ms = (time.perf_counter() - pending.started_at) * 1e3
+        chunks = [codes for codes in pending.codes if codes is not None]
+        return Unmasked(pending, chunks, pending.request.params, pending.request.voice, pending.decodes)
+
+    def _fetched(self, codes: torch.Tensor | None) -> _FirstChunk:
         assert codes is not None
-        pending.voice = VoicePrompt(codes=codes, ref_text=chunks[0].text)
-        self._scheduler.add(self._run(request_id, index, chunk) for index, chunk in enumerate(chunks) if index > 0)
+        host = torch.empty(codes.shape, dtype=codes.dtype, pin_memory=codes.is_cuda)
+        host.copy_(codes, non_blocking=True)
+        mark = Mark(self._device)
+        mark.set()
+        return _FirstChunk(host, mark)
 
-    def _finish(self, request_id: str, pending: _Pending) -> tuple[str, SynthesisResult]:
-        codes = [chunk for chunk in pending.codes if chunk is not None]
-        generated = time.perf_counter()
-        try:
-            waveforms = [self.codec.decode(chunk) for chunk in codes]
-            waveform = finish(waveforms, pending.request.params, pending.request.voice)
-        except OmniVoiceError as error:
-            return self._end(request_id, error=error)
-        except torch.cuda.OutOfMemoryError:
-            return self._end(request_id, error=GenerationFailed("the device ran out of memory while decoding"))
-        timings = Timings(
-            generated_ms=(generated - pending.started_at) * 1e3,
-            decoded_ms=(time.perf_counter() - generated) * 1e3,
-        )
-        return self._end(request_id, waveform=waveform, codes=codes[0] if len(codes) == 1 else codes, timings=timings)
+    def _has_first_chunks(self) -> bool:
+        return any(pending.first is not None for pending in self._pending.values())
+
+    def _continue_texts(self) -> None:
+        """The first chunk of a voiceless text, once it is on the host, sets the voice of the rest."""
+        for pending in list(self._pending.values()):
+            if pending.first is None:
+                continue
+            if not self._scheduler.running:
+                pending.first.mark.wait()
+            if not pending.first.mark.is_reached:
+                continue
+            codes = np.ascontiguousarray(pending.first.codes.numpy().T, dtype=np.int64)
+            pending.first = None
+            chunks = pending.plan.chunks
+            # A masked cell fails the request when it is finished; until then a code must stand in for it.
+            codes = codes.clip(max=self._model.audio_mask_id - 1)
+            pending.voice = VoicePrompt(codes=codes, ref_text=chunks[0].text)
+            self._scheduler.add(self._run(pending, index, chunk) for index, chunk in enumerate(chunks) if index > 0)
+
+    def _ended(self, finished: Finished) -> list[tuple[str, SynthesisResult]]:
+        pending: _Pending = finished.owner
+        if self._pending.get(pending.request_id) is not pending:  # it was aborted meanwhile
+            return []
+        if finished.failure is not None:
+            raise finished.failure
+        timings = Timings(generated_ms=pending.generated_ms, decoded_ms=finished.decoded_ms)
+        codes = finished.codes if len(finished.codes) > 1 else next(iter(finished.codes), None)
+        return [self._end(pending.request_id, finished.waveform, codes, finished.error, timings)]
 
     def _end(
         self,

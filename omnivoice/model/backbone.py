@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,10 +16,15 @@ from omnivoice.model.checkpoint import load_tensors
 from omnivoice.model.config import ModelConfig
 from omnivoice.packing import Packing
 
+GATE_GROUP = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one transformer layer; products that read the same rows are fused along their output."""
+    """Weights of one transformer layer; products that read the same rows are fused along their output.
+
+    The rows of `gate_up` are those of the gate and of the up projection in turns (`in_turns`).
+    """
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -42,7 +48,7 @@ class Layer:
             k_norm=weight("self_attn.k_norm"),
             out=weight("self_attn.o_proj"),
             ffn_norm=weight("post_attention_layernorm"),
-            gate_up=weight("mlp.gate_proj", "mlp.up_proj"),
+            gate_up=in_turns(weight("mlp.gate_proj"), weight("mlp.up_proj")),
             down=weight("mlp.down_proj"),
         )
 
@@ -77,6 +83,27 @@ class Backbone:
         tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
         return cls(config, tensors, attention)
 
+    def folded(self) -> Backbone:
+        """The same function with every norm's weight multiplied into the product that follows it, and ones left."""
+
+        def fold(weight: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+            return (weight.to(self.score_dtype) * norm.to(self.score_dtype)).to(weight.dtype)
+
+        folded = copy.copy(self)
+        folded.heads = fold(self.heads, self.norm)
+        folded.norm = torch.ones_like(self.norm)
+        folded.layers = tuple(
+            replace(
+                layer,
+                qkv=fold(layer.qkv, layer.input_norm),
+                gate_up=fold(layer.gate_up, layer.ffn_norm),
+                input_norm=folded.norm,
+                ffn_norm=folded.norm,
+            )
+            for layer in self.layers
+        )
+        return folded
+
     def embed_text(self, ids: torch.Tensor) -> torch.Tensor:
         """Return (rows, hidden) for text ids (rows,)."""
         return functional.embedding(ids, self.text_table)
@@ -87,12 +114,19 @@ class Backbone:
 
     def forward(self, hidden: torch.Tensor, packing: Packing) -> torch.Tensor:
         """Run all layers and the last norm over packed rows (T, hidden)."""
-        cos, sin = self._rotary(packing.positions)
+        cos, sin = (angles[:, None] for angles in self.rotary(packing.positions, self.norm.dtype))
         for layer in self.layers:
             hidden = hidden + self._attend(layer, self._normed(hidden, layer.input_norm), cos, sin, packing)
-            gate, up = functional.linear(self._normed(hidden, layer.ffn_norm), layer.gate_up).chunk(2, dim=-1)
+            gate, up = apart(functional.linear(self._normed(hidden, layer.ffn_norm), layer.gate_up))
             hidden = hidden + functional.linear(functional.silu(gate) * up, layer.down)
         return self._normed(hidden, self.norm)
+
+    def rotary(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines (rows, head_dim / 2) of the rotary embedding's angles."""
+        dim = self.config.head_dim
+        exponents = torch.arange(0, dim, 2, device=positions.device).float() / dim
+        angles = positions.float()[:, None] * self.config.rope_theta**-exponents
+        return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return (rows, 8, 1025) for rows (rows, hidden), in float32 (float64 in a float64 engine)."""
@@ -115,12 +149,21 @@ class Backbone:
         scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.config.rms_norm_eps)
         return (wide * scale).to(x.dtype) * weight
 
-    def _rotary(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines (T, 1, head_dim / 2) in the weights' dtype."""
-        dim = self.config.head_dim
-        exponents = torch.arange(0, dim, 2, device=positions.device).float() / dim
-        angles = positions.float()[:, None] * self.config.rope_theta**-exponents
-        return angles.cos().to(self.norm.dtype)[:, None], angles.sin().to(self.norm.dtype)[:, None]
+
+def in_turns(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Lay the rows of two weights (rows, depth) in one, 2 · rows: 8 of the first, 8 of the second, and so on.
+
+    So the kernel that multiplies by it finds what belongs together in one tile. `apart` undoes it, in columns.
+    """
+    return torch.stack([gate.view(-1, GATE_GROUP, gate.shape[1]), up.view(-1, GATE_GROUP, up.shape[1])], 1).flatten(
+        0, 2
+    )
+
+
+def apart(columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gate's and the up projection's columns (rows, ffn) of a product (rows, 2 · ffn)."""
+    gate, up = columns.view(len(columns), -1, 2, GATE_GROUP).unbind(2)
+    return gate.flatten(1), up.flatten(1)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

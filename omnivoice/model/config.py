@@ -60,6 +60,8 @@ class ModelConfig:
             raise CheckpointError(f"{path}: audio_mask_id must be the last of audio_vocab_size")
         if config.num_heads % config.num_kv_heads:
             raise CheckpointError(f"{path}: num_attention_heads must be a multiple of num_key_value_heads")
+        if config.intermediate_size % 8:
+            raise CheckpointError(f"{path}: llm_config.intermediate_size must be a multiple of 8")
         return config
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:

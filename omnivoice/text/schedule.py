@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 NUM_CODEBOOKS = 8
 
 
+@lru_cache(maxsize=256)
 def _timesteps(num_step: int) -> NDArray[np.float32]:
     """Return `torch.linspace(0, 1, num_step + 1)` bit for bit, float32 (num_step + 1,).
 
@@ -19,7 +21,9 @@ def _timesteps(num_step: int) -> NDArray[np.float32]:
     index = np.arange(num_step + 1)
     step = float(np.float32(1.0 / num_step))
     exact = np.where(index < (num_step + 1) // 2, step * index, 1.0 - step * (num_step - index))
-    return exact.astype(np.float32)
+    timesteps = exact.astype(np.float32)
+    timesteps.setflags(write=False)  # they are shared
+    return timesteps
 
 
 def unmask_counts(frames: int, num_step: int, t_shift: float) -> list[int]:

@@ -67,7 +67,7 @@ def test_varlen_equals_sdpa_within_bf16() -> None:
 
 def test_eager_varlen_equals_sdpa_through_the_whole_model(engine: Engine, published_size: Path) -> None:
     """28 layers at full size: varlen in bf16 is no further from float32 than SDPA in bf16 is."""
-    fast = engine._backbone
+    fast = engine._executor.backbone
     slow = Backbone.from_folder(published_size, DEVICE, torch.bfloat16, SdpaAttention())
     exact = Backbone.from_folder(published_size, DEVICE, torch.float32, SdpaAttention())
     assert isinstance(fast.attention, VarlenAttention)

@@ -178,7 +178,7 @@ def test_a_dtype_that_is_not_known_is_named() -> None:
 def test_not_finite_scores_fail_one_request() -> None:
     """A voice whose embedding turns everything behind it to NaN spoils its own request, not its neighbours'."""
     engine = load("float32", "request")
-    engine._backbone.audio_table[7] = np.nan  # codebook 0, code 7
+    engine._executor.backbone.audio_table[7] = np.nan  # codebook 0, code 7
     spoilt = VoicePrompt(np.full((8, 5), 7), "A short line.")
     clean = VoicePrompt(np.full((8, 5), 9), "A short line.")
     params = SamplingParams(num_step=2)
@@ -194,7 +194,7 @@ def test_not_finite_scores_in_the_first_of_many_chunks_fail_one_request() -> Non
     spoilt, clean = "Zebra zones. " * 5, "Good morning to you. " * 3
     shared = engine._tokenizer.prompt(clean, None, None, denoise=True)
     only_spoilt = set(engine._tokenizer.encode(spoilt)) - set(shared)
-    engine._backbone.text_table[sorted(only_spoilt)] = np.nan
+    engine._executor.backbone.text_table[sorted(only_spoilt)] = np.nan
     params = SamplingParams(num_step=2, audio_chunk_threshold=1.0, audio_chunk_duration=1.0)
     failed, served = engine.generate([SynthesisRequest(text, params=params, seed=1) for text in (spoilt, clean)])
     assert isinstance(failed.error, GenerationFailed)
@@ -231,8 +231,11 @@ def test_step_mode_lets_requests_join_and_leave_between_steps() -> None:
     engine.add_request("long", SynthesisRequest("Hello there.", seed=1, params=SamplingParams(num_step=10)))
     engine.step()
     engine.add_request("short", SynthesisRequest("Hello there.", seed=1, params=SamplingParams(num_step=3)))
-    ended = [[name for name, _ in engine.step()] for _ in range(9)]
-    assert ended == [[], [], ["short"], [], [], [], [], [], ["long"]]
+    left = []
+    for _ in range(9):
+        engine.step()
+        left.append(engine.take_generated())
+    assert left == [[], [], ["short"], [], [], [], [], [], ["long"]]
 
 
 def test_request_mode_finishes_its_window_first() -> None:
@@ -240,8 +243,11 @@ def test_request_mode_finishes_its_window_first() -> None:
     engine.add_request("first", SynthesisRequest("Hello there.", seed=1, params=SamplingParams(num_step=4)))
     engine.step()
     engine.add_request("second", SynthesisRequest("Hello there.", seed=1, params=SamplingParams(num_step=1)))
-    ended = [[name for name, _ in engine.step()] for _ in range(4)]
-    assert ended == [[], [], ["first"], ["second"]]
+    left = []
+    for _ in range(4):
+        engine.step()
+        left.append(engine.take_generated())
+    assert left == [[], [], ["first"], ["second"]]
 
 
 @pytest.mark.parametrize("limit", [{"max_batch_requests": 2}, {"max_batch_tokens": 300}])
@@ -269,14 +275,14 @@ def test_out_of_memory_splits_the_batch(monkeypatch: pytest.MonkeyPatch) -> None
     params = SamplingParams(num_step=3)
     wanted = [SynthesisRequest("Good morning to you.", seed=index, params=params) for index in range(6)]
     alone = [flat_codes(engine.generate([request])[0]) for request in wanted]
-    forward = type(engine._backbone).forward
+    forward = type(engine._executor.backbone).forward
 
     def small_device(self, hidden, packing):  # type: ignore[no-untyped-def]
         if len(hidden) > 300:
             raise torch.cuda.OutOfMemoryError("no memory")
         return forward(self, hidden, packing)
 
-    monkeypatch.setattr(type(engine._backbone), "forward", small_device)
+    monkeypatch.setattr(type(engine._executor.backbone), "forward", small_device)
     results = engine.generate(wanted)
     for result, expected in zip(results, alone, strict=True):
         np.testing.assert_array_equal(flat_codes(result), expected)

@@ -124,7 +124,7 @@ def test_a_batch_is_one_packed_tensor(engine64: Engine) -> None:
     for index, case in enumerate(golden.cases("generate")[:4]):
         engine64.add_request(str(index), request_of(case))
     runs = engine64._scheduler.admitted()
-    batch = Batch(engine64._backbone, runs)
+    batch = Batch(engine64._executor.backbone, runs)
     packing = batch._packing
     lengths = [length for run in runs for length in (run.cond_length, run.uncond_length)]
     assert packing.cu_seqlens.tolist() == [0, *np.cumsum(lengths), sum(lengths)]

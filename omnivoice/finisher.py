@@ -1,0 +1,188 @@
+"""What follows the last step of a request, beside the next ones: decode on a stream of its own, finish, hand back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Condition
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omnivoice.device import Mark, on_stream
+from omnivoice.errors import GenerationFailed, OmniVoiceError
+from omnivoice.finishing import finish
+from omnivoice.model.codec import Codec
+from omnivoice.parameters import CODEBOOK_SIZE, NUM_CODEBOOKS, SamplingParams
+from omnivoice.request import Codes, VoicePrompt, Waveform
+
+log = logging.getLogger(__name__)
+
+
+WARM_FRAMES = (25, 104, 375, 1000, 2000)
+
+
+@dataclass(slots=True, eq=False)
+class Unmasked:
+    """A request whose chunks are all unmasked: codes (frames, 8) on the device, there once `ready` has been reached.
+
+    `owner` is the caller's, handed back with the result. Without `decodes` only the codes are wanted.
+    """
+
+    owner: Any
+    chunks: list[torch.Tensor]
+    params: SamplingParams
+    voice: VoicePrompt | None
+    decodes: bool = True
+    ready: Mark | None = None
+    since: float = field(default_factory=time.perf_counter)
+
+
+@dataclass(slots=True, eq=False)
+class Finished:
+    """Codes, int64 (8, frames) a chunk, and the waveform, or the error that took its place.
+
+    `failure` is what broke the finisher itself while it had the request: nobody's fault, to be raised by the owner.
+    """
+
+    owner: Any
+    codes: list[Codes] = field(default_factory=list)
+    waveform: Waveform | None = None
+    error: OmniVoiceError | None = None
+    failure: Exception | None = None
+    decoded_ms: float = 0.0
+
+
+class Finisher:
+    """Decodes and finishes on one thread, whatever waits together at a time; results come in the order of submission.
+
+    The thread belongs to an executor, which ends it when the finisher is collected.
+    """
+
+    def __init__(self, codec: Codec, device: torch.device) -> None:
+        self._codec = codec
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="finisher")
+        self._changed = Condition()
+        self._waiting: deque[Unmasked] = deque()
+        self._finished: deque[Finished] = deque()
+        self._callback: Callable[[], None] | None = None
+
+    def warm_up(self) -> None:
+        """Have the decoder's kernels compiled and chosen for a few lengths, before the first request needs them."""
+        for frames in WARM_FRAMES:
+            chunk = torch.zeros(frames, NUM_CODEBOOKS, dtype=torch.int32, device=self._device)
+            self.submit([Unmasked(None, [chunk], SamplingParams(), None)])
+            self._executor.submit(lambda: None).result()
+        self.take()
+
+    def notify(self, callback: Callable[[], None] | None) -> None:
+        """Have `callback` called, from the finisher's thread, whenever there is something to take."""
+        with self._changed:
+            self._callback = callback
+
+    def submit(self, requests: Iterable[Unmasked]) -> None:
+        """Take requests over; their tensors must not be written to any more. Never waits."""
+        mark = Mark(self._device)
+        mark.set()
+        with self._changed:
+            for request in requests:
+                request.ready = mark
+                self._waiting.append(request)
+        self._executor.submit(self._work)
+
+    def take(self, timeout: float = 0.0) -> list[Finished]:
+        """Return what is finished, waiting up to `timeout` seconds for it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._finished, timeout)
+            finished = list(self._finished)
+            self._finished.clear()
+        return finished
+
+    def _work(self) -> None:
+        with self._changed:
+            requests = list(self._waiting)
+            self._waiting.clear()
+        if not requests:  # the work before this one has taken them along
+            return
+        try:
+            self._finish(requests)
+        except Exception as error:
+            log.exception("decoding failed with %d requests", len(requests))
+            for request in requests:
+                self._hand_over(Finished(request.owner, failure=error))
+
+    def _finish(self, requests: Sequence[Unmasked]) -> None:
+        try:
+            codes, waveforms = self._decode(requests)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            if len(requests) > 1:
+                log.warning("out of memory decoding %d requests: one at a time", len(requests))
+                for request in requests:
+                    self._finish([request])
+                return
+            error = GenerationFailed("the device ran out of memory while decoding")
+            self._hand_over(Finished(requests[0].owner, error=error))
+            return
+        for request in requests:
+            chunks = [codes.popleft() for _ in request.chunks]
+            sound = [waveforms.popleft() for _ in request.chunks] if request.decodes else []
+            self._hand_over(_finished(request, chunks, sound))
+
+    @torch.inference_mode()
+    def _decode(self, requests: Sequence[Unmasked]) -> tuple[deque[Codes], deque[Waveform]]:
+        """Codes of all chunks, and waveforms of those that are to be decoded, in order, on the host."""
+        with on_stream(self._stream):
+            for request in requests:
+                assert request.ready is not None
+                request.ready.precede_current_stream()
+            chunks = [chunk for request in requests for chunk in request.chunks]
+            decoded = [chunk for request in requests if request.decodes for chunk in request.chunks]
+            # A cell that stayed masked has no code. Its request fails, and must not read outside the codebook before.
+            waveforms = self._codec.decode_tensors([chunk.clamp_max(CODEBOOK_SIZE - 1) for chunk in decoded])
+            all_codes = self._to_host(torch.cat(chunks))
+            samples = self._to_host(torch.cat(waveforms)) if waveforms else torch.empty(0)
+            done = Mark(self._device, blocking=True)
+            done.set()
+        done.wait()
+        rows = np.split(all_codes.numpy(), np.cumsum([len(chunk) for chunk in chunks])[:-1])
+        sound = (
+            np.split(samples.numpy(), np.cumsum([len(waveform) for waveform in waveforms])[:-1]) if waveforms else []
+        )
+        return deque(np.ascontiguousarray(row.T, dtype=np.int64) for row in rows), deque(sound)
+
+    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type == "cpu":
+            return tensor
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+
+    def _hand_over(self, finished: Finished) -> None:
+        with self._changed:
+            self._finished.append(finished)
+            self._changed.notify_all()
+            if self._callback is not None:
+                self._callback()
+
+
+def _split(joined: NDArray[Any], parts: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
+    """Undo a concatenation of `parts`."""
+    return np.split(joined, np.cumsum([len(part) for part in parts])[:-1]) if parts else []
+
+
+def _finished(request: Unmasked, codes: list[Codes], waveforms: list[Waveform]) -> Finished:
+    if any(chunk.max() >= CODEBOOK_SIZE for chunk in codes):  # see `Batch.step`
+        return Finished(request.owner, error=GenerationFailed("the model's scores are not finite"))
+    try:
+        waveform = finish(waveforms, request.params, request.voice) if request.decodes else None
+    except OmniVoiceError as error:
+        return Finished(request.owner, error=error)
+    return Finished(request.owner, codes, waveform, decoded_ms=(time.perf_counter() - request.since) * 1e3)

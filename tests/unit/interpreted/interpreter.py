@@ -1,0 +1,19 @@
+"""Lets Triton 3.6's interpreter run under NumPy 2.4, which no longer makes a number of an array with one element.
+
+Imported first, before any kernel. Remove it once Triton does this itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.runtime import interpreter
+
+
+def _patch(tensor: Any, scope: Any) -> None:
+    _original(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+_original = interpreter._patch_lang_tensor
+interpreter._patch_lang_tensor = _patch
