@@ -30,8 +30,8 @@ from worker.window import WindowLimits
 
 logger = logging.getLogger(__name__)
 
-THREADS_PER_BATCH_REQUEST = 3
-"""One batch in the synthesizer, one forming, one uploading."""
+THREADS_PER_BATCH_REQUEST = 4
+"""One batch generating, one being decoded, one forming, one uploading."""
 BROKEN_EXIT_STATUS = 71
 
 

@@ -1,7 +1,8 @@
-"""The loop between the task threads and the synthesizer: open a window, count its attempts, step until it is empty.
+"""The loop between the task threads and the synthesizer: open a window, count its attempts, step until it is generated.
 
-Only the batcher's own thread touches the synthesizer. Whoever else needs it (to encode a reference voice) passes a
-function to `call`, which runs between two steps: an engine's CUDA graphs and memory pool belong to one thread.
+The next window opens then, while the synthesizer finishes (decodes) the results of the last. Only the batcher's own
+thread touches the synthesizer. Whoever else needs it (to encode a reference voice) passes a function to `call`, which
+runs between two steps: an engine's CUDA graphs and memory pool belong to one thread.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TypeVar
 
 from omnivoice.errors import GenerationFailed, OmniVoiceError
 from worker.calls import Call, CallQueue
 from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected, Synthesized
 from worker.jobs.ledger import Claim
+from worker.occupancy import Occupancy
 from worker.synthesizers import Synthesizer
-from worker.window import NO_WINDOW, Candidate, Load, WindowLimits, admit, gather
+from worker.window import NO_WINDOW, Candidate, WindowLimits, admit, gather
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +30,6 @@ MAX_FAILURES = 5
 DRAINING = "the worker is draining"
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    entry: Entry
-    closed_at: float
-    batch_size: int
 
 
 class Batcher:
@@ -61,12 +55,13 @@ class Batcher:
         self._on_broken = on_broken
         self._joins_between_steps = joins_between_steps
         self._changed = threading.Condition()
-        # All of the following are guarded by `_changed`; only the batcher's thread adds to or takes from `_running`.
+        # All of the following are guarded by `_changed`, which nobody holds while the synthesizer is called. Only the
+        # batcher's thread changes what is in the synthesizer, so it may look at that without the lock.
         self._waiting: list[Entry] = []
-        self._running: dict[str, _Running] = {}
-        self._unsettled: set[Entry] = set()  # resolved with the synthesizer's answer, and not yet settled
+        self._inside = Occupancy()
         self._calls = CallQueue()
-        self._aborted: set[str] = set()
+        self._aborted: set[str] = set()  # request ids of what is in the synthesizer
+        self._has_results = False
         self._busy_since: float | None = None
         self._is_draining = False
         self._surrendered: str | None = None
@@ -95,7 +90,7 @@ class Batcher:
         Until then what runs alone waits, for its death would take the audio along that is on its way to the store.
         """
         with self._changed:
-            self._unsettled.discard(entry)
+            self._inside.settle(entry)
             self._changed.notify()
 
     def call(
@@ -120,14 +115,15 @@ class Batcher:
         return call.future
 
     def abort(self, claim: Claim) -> None:
-        """A waiting entry leaves at once, a running one ends at the next step with `RequestAborted`."""
+        """A waiting entry leaves at once, one in the synthesizer ends at the next step with `RequestAborted`."""
         with self._changed:
             for entry in self._waiting:
                 if entry.claim is claim:
                     self._waiting.remove(entry)
                     entry.resolve(NotStarted())
                     return
-            self._aborted.update(name for name, running in self._running.items() if running.entry.claim is claim)
+            self._aborted.update(entry.request_id for entry in self._inside.entries if entry.claim is claim)
+            self._changed.notify()
 
     def drain(self) -> None:
         """Close the open window at once, run what is in it to its end, hand back all others and whoever comes."""
@@ -137,14 +133,15 @@ class Batcher:
             self._changed.notify()
 
     def surrender(self, reason: str) -> None:
-        """Hand back everything, running too, without the batcher's thread: it may hang inside a step."""
+        """Hand back everything, running and finishing too, without the batcher's thread: it may hang inside a step."""
         with self._changed:
             self._is_draining = True
             self._surrendered = reason
-            entries = [*self._waiting, *(running.entry for running in self._running.values())]
+            inside = self._inside.entries
+            entries = [*self._waiting, *inside]
             self._waiting.clear()
             self._calls.hand_back(reason)
-            self._aborted.update(self._running)
+            self._aborted.update(entry.request_id for entry in inside)
             self._changed.notify()
         for entry in entries:
             entry.resolve(HandedBack(reason))
@@ -152,21 +149,26 @@ class Batcher:
     @property
     def is_idle(self) -> bool:
         with self._changed:
-            return not (self._waiting or self._running or self._calls or self._busy_since is not None)
+            return not (self._waiting or self._inside or self._calls or self._busy_since is not None)
 
     @property
     def busy_since(self) -> float | None:
-        """Monotonic time since when the oldest running request, or a call, has occupied the synthesizer."""
+        """Monotonic time since when a call, or the oldest request, has occupied the synthesizer."""
         with self._changed:
-            times = [running.closed_at for running in self._running.values()]
-            if self._busy_since is not None:
-                times.append(self._busy_since)
-            return min(times, default=None)
+            times = (self._busy_since, self._inside.oldest_closed_at)
+            return min((since for since in times if since is not None), default=None)
+
+    def _on_finished(self) -> None:
+        """Called by the synthesizer, from a thread of its own."""
+        with self._changed:
+            self._has_results = True
+            self._changed.notify()
 
     # --- the batcher's thread ----------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         try:
+            self._synthesizer.notify_finished(self._on_finished)
             while True:
                 self._loop()
         except Exception as error:
@@ -179,13 +181,19 @@ class Batcher:
         window = self._next_window()
         if window:
             self._open(window)
-        if self._running:
+        if self._is_step_due():
             self._step()
+
+    def _is_step_due(self) -> bool:
+        """Whether a step has something to do: what is finishing needs one only to be collected, or aborted."""
+        with self._changed:
+            has_news = self._has_results or bool(self._aborted)
+            return self._inside.num_running > 0 or (self._inside.num_finishing > 0 and has_news)
 
     def _make_calls(self) -> None:
         while True:
             with self._changed:
-                is_due = self._calls.has_due(self._load())
+                is_due = self._calls.has_due(self._inside.load)
                 self._busy_since = time.monotonic() if is_due else None
                 if not is_due:
                     return
@@ -194,13 +202,13 @@ class Batcher:
             self._num_failures = self._num_failures + 1 if error else 0
             if error and self._num_failures >= MAX_FAILURES:
                 self._give_up(error)
-            if self._running:  # a crowd of new voices must not hold up what runs: one a step
+            if self._is_step_due():  # a crowd of new voices must not hold up what runs: one a step
                 return
 
     def _next_window(self) -> list[Entry]:
-        """Entries to start now; none where a call is due, or where what runs may have no company."""
+        """Entries to start now; none where something else is due, or where what runs may have no company."""
         with self._changed:
-            members = self._joiners() if self._running else self._wait_for_window()
+            members = self._joiners() if self._inside.num_running else self._wait_for_window()
             entries = [self._waiting[index] for index in members]
             self._waiting = [entry for entry in self._waiting if entry not in entries]
             if entries:
@@ -210,15 +218,15 @@ class Batcher:
             return entries
 
     def _wait_for_window(self) -> tuple[int, ...]:
-        """The members of the next window, once it has closed; none where a call is due before."""
+        """The members of the next window, once it has closed; none where a call or a step is due before."""
         while True:
-            window = gather(self._candidates(), self._limits, self._load())
+            window = gather(self._candidates(), self._limits, self._inside.load)
             if self._calls.wants_to_be_alone:
                 window = NO_WINDOW
             remaining = window.closes_at - time.monotonic()
             if window.members and (remaining <= 0 or self._is_draining or self._joins_between_steps):
                 return window.members
-            if self._calls.has_due(self._load()):
+            if self._calls.has_due(self._inside.load) or self._is_step_due():
                 return ()
             if self._is_draining:
                 self._hand_back_waiting()
@@ -228,7 +236,7 @@ class Batcher:
         """Who joins what runs."""
         if not self._joins_between_steps or self._is_draining or self._calls.wants_to_be_alone:
             return ()
-        return admit(self._candidates(), self._limits, self._load())
+        return admit(self._candidates(), self._limits, self._inside.load)
 
     def _candidates(self) -> list[Candidate]:
         return [entry.candidate for entry in self._waiting]
@@ -237,15 +245,6 @@ class Batcher:
         for entry in self._waiting:
             entry.resolve(HandedBack(DRAINING))
         self._waiting.clear()
-
-    def _load(self) -> Load:
-        candidates = [running.entry.candidate for running in self._running.values()]
-        return Load(
-            len(candidates),
-            sum(candidate.num_tokens for candidate in candidates),
-            any(candidate.runs_alone for candidate in candidates),
-            len(self._unsettled),
-        )
 
     def _open(self, entries: list[Entry]) -> None:
         closed_at = time.monotonic()
@@ -264,9 +263,7 @@ class Batcher:
                 entry.resolve(NotStarted())
         with self._changed:
             self._busy_since = None
-            for running in self._running.values():
-                # In step mode the size changes while a request runs: it reports the largest it was part of.
-                running.batch_size = max(running.batch_size, len(self._running))
+            self._inside.note_batch_size()
 
     def _add(self, entry: Entry, closed_at: float) -> None:
         if self._surrendered is not None:  # while the ledger was asked
@@ -281,33 +278,36 @@ class Batcher:
             entry.resolve(Rejected(GenerationFailed(f"the synthesizer did not accept the request: {error}")))
         else:
             with self._changed:
-                self._running[entry.request_id] = _Running(entry, closed_at, 1)
+                self._inside.add(entry, closed_at)
 
     def _step(self) -> None:
         with self._changed:
             aborted, self._aborted = self._aborted, set()
+            self._has_results = False  # before the step: of what finishes from now on it may see nothing
         try:
             for request_id in aborted:
                 self._synthesizer.abort(request_id)
             ended = self._synthesizer.step()
+            generated = self._synthesizer.take_generated()
         except Exception as error:
-            logger.exception("step failed with %d requests", len(self._running))
+            logger.exception("step failed with %d requests", len(self._inside.entries))
             self._recover(error)
             return
         self._num_failures = 0
+        with self._changed:
+            self._inside.finish(generated)
         for request_id, result in ended:
             with self._changed:
-                running = self._running.pop(request_id, None)
-                if running is not None:
-                    self._unsettled.add(running.entry)
-            if running is not None:
-                running.entry.resolve(Synthesized(result, running.closed_at, running.batch_size))
+                occupant = self._inside.end(request_id)
+                self._aborted.discard(request_id)
+            if occupant is not None:
+                occupant.entry.resolve(Synthesized(result, occupant.closed_at, occupant.batch_size))
 
     def _recover(self, error: Exception) -> None:
-        """After a step that raised: nobody knows whose fault it was, so a batch is retried one by one."""
+        """After a step that raised: nobody knows whose fault it was, so all are retried, each alone."""
         with self._changed:
-            entries = [running.entry for running in self._running.values()]
-            self._running.clear()
+            entries = self._inside.clear()
+            self._aborted.clear()
         for entry in entries:
             if len(entries) == 1:
                 entry.resolve(Rejected(GenerationFailed(f"the synthesizer failed: {error}")))

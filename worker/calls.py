@@ -34,7 +34,7 @@ class CallHandedBack(Exception):
 class Call(Generic[T]):
     """`function`, asked for by `start` at the last moment, and the future of what it returns or raises.
 
-    One that runs alone waits until no request runs and none is on its way to the store.
+    One that runs alone waits until no request runs, none is being finished and none is on its way to the store.
     """
 
     function: Callable[[Synthesizer], T]

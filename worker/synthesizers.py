@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,10 +41,25 @@ class Synthesizer(Protocol):
         """Take a request into the running batch. Raises `InvalidRequest`."""
 
     def step(self) -> list[tuple[str, SynthesisResult]]:
-        """Advance everything by one step; returns what has ended, each with audio or an error."""
+        """Advance everything by one step; returns what has ended, each with audio or an error.
+
+        With nothing left to advance it may wait for the next result, but not where a callback tells of that.
+        """
+
+    def take_generated(self) -> list[str]:
+        """Ids of requests that were generated since the last call and are finished beside the others' steps.
+
+        They take no room in the batch any more, and come out of a later step.
+        """
+
+    def notify_finished(self, callback: Callable[[], None] | None) -> None:
+        """Have `callback` called, from another thread, whenever a result waits to come out of `step`.
+
+        It must not call the synthesizer.
+        """
 
     def abort(self, request_id: str) -> None:
-        """Let a request end at the next step with `RequestAborted`; unknown ids are ignored."""
+        """Let a request end at the next step with `RequestAborted`, generated or not; unknown ids are ignored."""
 
     def encode_voice(
         self, waveform: Waveform, sample_rate: int, ref_text: str, preprocess: bool = True
@@ -58,41 +74,102 @@ def tone_hertz(text: str) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Tone:
+    request_id: str
     request: SynthesisRequest
     plan: Plan
     started_at: float
     steps_left: int = TONE_STEPS
+    batch_size: int = 1
+    generated_at: float = 0.0
     is_aborted: bool = False
 
 
 class ToneSynthesizer:
-    """The real front end and its lengths, a sine for a voice; a window takes `window_seconds`, whatever is in it."""
+    """The real front end and its lengths, a sine for a voice; a window takes `window_seconds`, whatever is in it.
+
+    A result comes out of its request's last step, or, where it takes `finishing_seconds`, out of a later one.
+    """
 
     sample_rate = SAMPLE_RATE
 
-    def __init__(self, window_seconds: float = 0.0) -> None:
+    def __init__(self, window_seconds: float = 0.0, finishing_seconds: float = 0.0) -> None:
         self._step_seconds = window_seconds / TONE_STEPS
+        self._finishing_seconds = finishing_seconds
         self._running: dict[str, _Tone] = {}
+        self._finishing: dict[str, _Tone] = {}
+        self._generated: list[str] = []
+        self._changed = threading.Condition()
+        # These two are shared with the threads that finish, and guarded by `_changed`.
+        self._finished: list[tuple[_Tone, SynthesisResult]] = []
+        self._callback: Callable[[], None] | None = None
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._running)
+        return len(self._running) + len(self._finishing)
 
     def add_request(self, request_id: str, request: SynthesisRequest) -> None:
-        self._running[request_id] = _Tone(request, plan(request), time.monotonic())
+        self._running[request_id] = _Tone(request_id, request, plan(request), time.monotonic())
 
     def step(self) -> list[tuple[str, SynthesisResult]]:
+        aborted = [tone for tone in self._finishing.values() if tone.is_aborted]
+        ended = [(self._finishing.pop(tone.request_id), _render(tone)) for tone in aborted]
         if self._running:
-            time.sleep(self._step_seconds)
-        batch_size = len(self._running)
-        for tone in self._running.values():
-            tone.steps_left -= 1
-        ended = [name for name, tone in self._running.items() if tone.is_aborted or not tone.steps_left]
-        return [(name, _render(self._running.pop(name), batch_size)) for name in ended]
+            ended += self._advance()
+        ended += self._take_finished(waits=not (ended or self._running))
+        return [(tone.request_id, result) for tone, result in ended]
+
+    def take_generated(self) -> list[str]:
+        generated, self._generated = self._generated, []
+        return generated
+
+    def notify_finished(self, callback: Callable[[], None] | None) -> None:
+        with self._changed:
+            self._callback = callback
 
     def abort(self, request_id: str) -> None:
-        if tone := self._running.get(request_id):
+        if tone := self._running.get(request_id) or self._finishing.get(request_id):
             tone.is_aborted = True
+
+    def _advance(self) -> list[tuple[_Tone, SynthesisResult]]:
+        time.sleep(self._step_seconds)
+        for tone in self._running.values():
+            tone.steps_left -= 1
+            tone.batch_size = len(self._running)
+        ended = []
+        for tone in [tone for tone in self._running.values() if tone.is_aborted or not tone.steps_left]:
+            del self._running[tone.request_id]
+            tone.generated_at = time.monotonic()
+            if tone.is_aborted or not self._finishing_seconds:
+                ended.append((tone, _render(tone)))
+            else:
+                self._finishing[tone.request_id] = tone
+                self._generated.append(tone.request_id)
+                threading.Thread(target=self._finish, args=[tone], name="tone-finisher", daemon=True).start()
+        return ended
+
+    def _finish(self, tone: _Tone) -> None:
+        self.hold(tone.request)
+        result = _render(tone)
+        with self._changed:
+            self._finished.append((tone, result))
+            self._changed.notify()
+            callback = self._callback
+        if callback is not None:
+            callback()
+
+    def hold(self, request: SynthesisRequest) -> None:
+        """What finishing a result takes, beside the time to render it. Runs on a thread of the request's own."""
+        time.sleep(self._finishing_seconds)
+
+    def _take_finished(self, waits: bool) -> list[tuple[_Tone, SynthesisResult]]:
+        with self._changed:
+            if waits and self._finishing and self._callback is None:
+                self._changed.wait_for(lambda: self._finished)
+            finished, self._finished = self._finished, []
+        ended = [(tone, result) for tone, result in finished if self._finishing.get(tone.request_id) is tone]
+        for tone, _ in ended:  # the rest was aborted meanwhile, and has ended already
+            del self._finishing[tone.request_id]
+        return ended
 
     def encode_voice(self, waveform: Waveform, sample_rate: int, ref_text: str, preprocess: bool = True) -> VoicePrompt:
         """Codes of silence, of the clip's length: a tone needs no voice, but its length rule needs the reference's."""
@@ -102,17 +179,19 @@ class ToneSynthesizer:
         return VoicePrompt(codes, ref_text, rms=float(np.sqrt(np.mean(np.square(mono)))))
 
 
-def _render(tone: _Tone, batch_size: int) -> SynthesisResult:
+def _render(tone: _Tone) -> SynthesisResult:
     seed = 0 if tone.request.seed is None else tone.request.seed
     if tone.is_aborted:
-        return SynthesisResult(seed, error=RequestAborted("the request was aborted"), batch_size=batch_size)
-    generated_at = time.monotonic()
+        return SynthesisResult(seed, error=RequestAborted("the request was aborted"), batch_size=tone.batch_size)
     phase = np.arange(tone.plan.frames * HOP_LENGTH) * (2 * math.pi * tone_hertz(tone.request.text) / SAMPLE_RATE)
     waveform = (TONE_AMPLITUDE * np.sin(phase)).astype(np.float32)
     timings = Timings(
-        generated_ms=(generated_at - tone.started_at) * 1_000, decoded_ms=(time.monotonic() - generated_at) * 1_000
+        generated_ms=(tone.generated_at - tone.started_at) * 1_000,
+        decoded_ms=(time.monotonic() - tone.generated_at) * 1_000,
     )
-    return SynthesisResult(seed, waveform=waveform, warnings=tone.plan.warnings, timings=timings, batch_size=batch_size)
+    return SynthesisResult(
+        seed, waveform=waveform, warnings=tone.plan.warnings, timings=timings, batch_size=tone.batch_size
+    )
 
 
 def build_synthesizer(settings: Settings) -> Synthesizer:
@@ -127,7 +206,9 @@ def _build_tone(settings: Settings) -> Synthesizer:
 
 def _build_engine(settings: Settings) -> Synthesizer:
     try:
-        from omnivoice.engine import Engine, EngineConfig  # noqa: PLC0415  torch is loaded for the engine alone
+        # torch is loaded for the engine alone
+        from omnivoice.config import EngineConfig  # noqa: PLC0415
+        from omnivoice.engine import Engine  # noqa: PLC0415
     except ImportError as error:
         raise StartupError(f"OMNIVOICE_SYNTHESIZER=engine needs the engine extra: {error}") from error
     config = EngineConfig(
@@ -136,6 +217,8 @@ def _build_engine(settings: Settings) -> Synthesizer:
         mode=settings.mode,
         max_batch_requests=settings.max_batch_requests,
         max_batch_tokens=settings.max_batch_tokens,
+        deterministic=settings.deterministic,
+        memory_gib=settings.memory_gib,
     )
     try:
         return Engine.from_checkpoint(settings.model, config)

@@ -44,17 +44,22 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What runs already, and how many jobs are unsettled: they ran, and their audio is on its way to the store."""
+    """What the worker holds already. `num_requests` and `num_tokens` are of what runs: that alone takes room.
+
+    Jobs that are finishing are generated and being decoded; those that are unsettled have their audio on its way to the
+    store. `runs_alone` tells of one that runs or is finishing.
+    """
 
     num_requests: int = 0
     num_tokens: int = 0
     runs_alone: bool = False
+    num_finishing: int = 0
     num_unsettled: int = 0
 
     @property
     def is_clear(self) -> bool:
         """Whether there is nothing that the death of the worker would take along."""
-        return not (self.num_requests or self.num_unsettled)
+        return not (self.num_requests or self.num_finishing or self.num_unsettled)
 
 
 @dataclass(frozen=True, slots=True)

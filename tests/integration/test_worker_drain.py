@@ -110,6 +110,36 @@ def test_sigterm_while_a_clip_waits_to_be_alone_behind_what_hangs(
     assert [(record.status, record.attempts) for record in records] == [(Status.QUEUED, 1), (Status.QUEUED, 0)]
 
 
+SLOW_TO_FINISH = """
+import os, sys
+from worker.app import Worker
+from worker.jobs.settings import Settings
+from worker.logs import logs_of_a_start
+from worker.synthesizers import ToneSynthesizer
+
+with logs_of_a_start("info"):
+    worker = Worker(Settings.from_environment(os.environ), ToneSynthesizer(0.02, finishing_seconds=1.0))
+sys.exit(worker.run())
+"""
+
+
+@pytest.mark.parametrize("mode", ["request", "step"])
+def test_sigterm_waits_for_what_is_generated_and_not_finished(
+    mode: str, desk: Desk, environment: dict[str, str], tmp_path: Path
+) -> None:
+    settings = {"mode": mode, "max_wait_ms": 0, "max_batch_requests": 2, "drain_seconds": 20}
+    with run_worker(environment, tmp_path / "worker.log", ["-c", SLOW_TO_FINISH], **settings) as worker:
+        ids = [desk.submit(f"Box {index} is being closed.") for index in range(6)]
+        for job_id in ids:  # more than a window holds
+            wait_until(lambda job_id=job_id: desk.record(job_id).status is not Status.QUEUED, what="its start")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait_exit(15) == 0
+    records = [desk.record(job_id) for job_id in ids]
+    assert {(record.status, record.attempts) for record in records} == {(Status.SUCCEEDED, 1)}
+    for index, record in enumerate(records):
+        assert_speaks(desk.audio(record), f"Box {index} is being closed.")
+
+
 BROKEN_WORKER = """
 import os, sys
 from worker.app import Worker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,11 +105,19 @@ def test_second_attempt_waits_until_nothing_is_on_its_way_to_the_store_either() 
     assert admit([first], LIMITS, Load(num_unsettled=9)) == (0,)
 
 
+def test_second_attempt_waits_until_nothing_is_finishing_either() -> None:
+    second, first = small(0.0, alone=True), small(0.1)
+    assert gather([second, first], LIMITS, Load(num_finishing=1)) == NO_WINDOW
+    assert admit([second, first], LIMITS, Load(2, 20, num_finishing=1)) == ()
+    assert gather([first], LIMITS, Load(runs_alone=True, num_finishing=1)) == NO_WINDOW, "it is alone to its end"
+
+
 candidates = st.lists(
     st.builds(Candidate, st.floats(0, 100), st.integers(1, 2_000), is_bulk=st.booleans(), runs_alone=st.booleans()),
     max_size=12,
 )
-loads = st.builds(Load, st.integers(0, 5), st.integers(0, 1_500), num_unsettled=st.integers(0, 2))
+held_back = {"num_finishing": st.integers(0, 9), "num_unsettled": st.integers(0, 2)}
+loads = st.builds(Load, st.integers(0, 5), st.integers(0, 1_500), **held_back)
 
 
 @given(candidates, loads)
@@ -119,6 +128,12 @@ def test_limits_hold_for_any_queue(waiting: Sequence[Candidate], running: Load) 
     if members and running.num_requests + len(members) > 1:
         assert running.num_tokens + sum(waiting[index].num_tokens for index in members) <= LIMITS.max_tokens
         assert not any(waiting[index].runs_alone for index in members)
+
+
+@given(candidates, loads)
+def test_what_has_been_generated_takes_no_room(waiting: list[Candidate], load: Load) -> None:
+    waiting = [replace(candidate, runs_alone=False) for candidate in waiting]
+    assert gather(waiting, LIMITS, load) == gather(waiting, LIMITS, replace(load, num_finishing=0, num_unsettled=0))
 
 
 @given(candidates)

@@ -51,6 +51,9 @@ class Settings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     mode: Literal["request", "step"] = Field("request", description="join batches between requests or between steps")
 
+    deterministic: bool = Field(False, description="on CUDA: the same codes bit for bit in any batch, a little slower")
+    memory_gib: float | None = Field(None, gt=0, le=10_000, description="on CUDA: no graph is captured beyond it")
+
     # Windows
     max_wait_ms: int = Field(50, ge=0, le=60_000, description="longest wait of a window for more jobs")
     max_batch_requests: int = Field(32, ge=1, le=1024)

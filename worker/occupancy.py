@@ -1,0 +1,96 @@
+"""What is in the synthesizer, by stage, and what has come out of it and is not safe yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from worker.entry import Entry
+from worker.window import Load
+
+
+@dataclass(slots=True, eq=False)
+class Occupant:
+    """An entry in the synthesizer. `batch_size` is that of the largest batch that it was generated in."""
+
+    entry: Entry
+    closed_at: float
+    batch_size: int = 1
+
+
+class Occupancy:
+    """Entries by request id. Not locked: its owner sees to that.
+
+    An entry runs while it is generated, is finishing while the synthesizer decodes it beside the others' steps, and is
+    unsettled from its result until its job has ended. True while there is anything in the synthesizer.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, Occupant] = {}
+        self._finishing: dict[str, Occupant] = {}
+        self._unsettled: set[Entry] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._running or self._finishing)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_finishing(self) -> int:
+        return len(self._finishing)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [occupant.entry for occupant in self._occupants]
+
+    @property
+    def oldest_closed_at(self) -> float | None:
+        return min((occupant.closed_at for occupant in self._occupants), default=None)
+
+    @property
+    def load(self) -> Load:
+        running = [occupant.entry.candidate for occupant in self._running.values()]
+        return Load(
+            num_requests=len(running),
+            num_tokens=sum(candidate.num_tokens for candidate in running),
+            runs_alone=any(entry.candidate.runs_alone for entry in self.entries),
+            num_finishing=len(self._finishing),
+            num_unsettled=len(self._unsettled),
+        )
+
+    def add(self, entry: Entry, closed_at: float) -> None:
+        self._running[entry.request_id] = Occupant(entry, closed_at)
+
+    def note_batch_size(self) -> None:
+        """In step mode the size changes while a request runs: it reports the largest it was part of."""
+        for occupant in self._running.values():
+            occupant.batch_size = max(occupant.batch_size, len(self._running))
+
+    def finish(self, request_ids: Iterable[str]) -> None:
+        """These are generated. Unknown ids are ignored: of what has ended, and of what a failed step left behind."""
+        for request_id in request_ids:
+            if occupant := self._running.pop(request_id, None):
+                self._finishing[request_id] = occupant
+
+    def end(self, request_id: str) -> Occupant | None:
+        """A request that came out: unsettled from now on. None for an unknown id."""
+        occupant = self._running.pop(request_id, None) or self._finishing.pop(request_id, None)
+        if occupant is not None:
+            self._unsettled.add(occupant.entry)
+        return occupant
+
+    def settle(self, entry: Entry) -> None:
+        self._unsettled.discard(entry)
+
+    def clear(self) -> list[Entry]:
+        """Forget what is in the synthesizer, and return it."""
+        entries = self.entries
+        self._running.clear()
+        self._finishing.clear()
+        return entries
+
+    @property
+    def _occupants(self) -> list[Occupant]:
+        return [*self._running.values(), *self._finishing.values()]
