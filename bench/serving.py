@@ -1,0 +1,300 @@
+"""A serving trace against the engine in process: who waits how long, at which load, in which mode.
+
+python -m bench.serving --out bench/results/serving-2026-11-30.json
+
+Closed loops: so many clients, each sends its next text when its last is done. Open: Poisson arrivals at a rate. Texts
+have mixed lengths, the same for every trace. Latency runs from arrival to the result, decoded and post-processed; the
+wait for a window is in it, by the worker's own rule (`worker.window`). HTTP, queue and storage are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import heapq
+import json
+import random
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.peers.ours import MODES, checkpoint_of_size
+from bench.plot import markdown, percentile
+from bench.texts import mixed_texts
+from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest, SynthesisResult
+from omnivoice.parameters import FRAME_RATE
+from worker.window import Candidate, Load, WindowLimits, gather
+
+IDLE_SLEEP_SECONDS = 0.0005
+ALL_TOKENS = 1 << 60
+"""The engine bounds a batch's rows itself; the window only counts requests."""
+
+
+class Arrivals:
+    """When requests come: at `times`, seconds; in a closed loop also after each result, until `resend_until`."""
+
+    def __init__(self, times: Sequence[float], resend_until: float = 0.0) -> None:
+        self._times = sorted(times)
+        self._resend_until = resend_until
+
+    @classmethod
+    def closed_loop(cls, clients: int, end: float) -> Arrivals:
+        """So many clients that always have one request in flight."""
+        return cls([0.0] * clients, end)
+
+    @classmethod
+    def poisson(cls, rate: float, end: float, seed: int = 0) -> Arrivals:
+        """Independent arrivals at `rate` a second; the same for the same seed."""
+        return cls(poisson_times(rate, end, seed))
+
+    def due(self, now: float) -> list[float]:
+        """The arrivals up to now that were not handed out yet, oldest first."""
+        due = []
+        while self._times and self._times[0] <= now:
+            due.append(heapq.heappop(self._times))
+        return due
+
+    @property
+    def are_over(self) -> bool:
+        """Nobody comes any more, unless after a result."""
+        return not self._times
+
+    def on_result(self, now: float) -> None:
+        if now < self._resend_until:
+            heapq.heappush(self._times, now)
+
+
+def poisson_times(rate: float, end: float, seed: int) -> list[float]:
+    """Arrival times in [0, end), seconds, with exponential gaps of mean 1/rate."""
+    random_ = random.Random(seed)
+    times: list[float] = []
+    now = random_.expovariate(rate)
+    while now < end:
+        times.append(now)
+        now += random_.expovariate(rate)
+    return times
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one run measured. Times in seconds from its start; `batches` the largest batch each request was part of."""
+
+    mode: str
+    load: str
+    arrived: list[float] = field(default_factory=list)
+    ended: list[float] = field(default_factory=list)
+    audio_seconds: list[float] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+    windows: list[int] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    gpu_busy_percent: float | None = None
+
+    def figures(self, warm_up: float) -> dict[str, Any]:
+        """Latencies in milliseconds of requests that arrived after `warm_up` seconds; rates over the same time.
+
+        Rates count what ended while requests still came: the tail, when the last ones drain, is not full load.
+        """
+        latencies = [
+            (end - start) * 1e3 for start, end in zip(self.arrived, self.ended, strict=True) if start >= warm_up
+        ]
+        until = max(self.arrived, default=0.0)
+        span = until - warm_up
+        counted = [audio for end, audio in zip(self.ended, self.audio_seconds, strict=True) if warm_up <= end <= until]
+        if not latencies or not counted:
+            return {"mode": self.mode, "load": self.load, "requests": 0, "failures": len(self.failures)}
+        return {
+            "mode": self.mode,
+            "load": self.load,
+            "requests": len(latencies),
+            "failures": len(self.failures),
+            "mean_ms": round(statistics.fmean(latencies), 1),
+            **{f"p{percent}_ms": round(percentile(latencies, percent), 1) for percent in (50, 95, 99)},
+            "audio_s_per_s": round(sum(counted) / span, 1),
+            "requests_per_s": round(len(counted) / span, 2),
+            "mean_batch": round(statistics.fmean(self.batches), 1),
+            "mean_window": round(statistics.fmean(self.windows), 1) if self.windows else None,
+            "gpu_busy_percent": self.gpu_busy_percent,
+        }
+
+
+class Server:
+    """The worker's loop without the worker: windows in mode "request", joining between steps in mode "step"."""
+
+    def __init__(self, engine: Engine, limits: WindowLimits, num_step: int) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._params = SamplingParams(num_step=num_step)
+        self._is_step_mode = engine.config.mode == "step"
+
+    def run(self, arrivals: Arrivals, texts: Iterator[str], trace: Trace) -> None:
+        """Serve until nothing comes any more and all have ended."""
+        started = time.perf_counter()
+        waiting: list[float] = []  # arrival times, oldest first
+        in_flight: dict[str, float] = {}
+        steps_left = 0
+        count = 0
+        while True:
+            now = time.perf_counter() - started
+            waiting += arrivals.due(now)
+            window = self._window(waiting, now, is_free=steps_left <= 0 or not in_flight)
+            for _ in range(window):
+                name = str(count)
+                in_flight[name] = waiting.pop(0)
+                request = SynthesisRequest(next(texts), "en", seed=count, params=self._params)
+                self._engine.add_request(name, request)
+                count += 1
+            if window and not self._is_step_mode:
+                trace.windows.append(window)
+                steps_left = self._params.num_step
+            if in_flight:
+                results = self._engine.step()
+                steps_left -= 1
+                now = time.perf_counter() - started
+                for name, result in results:
+                    self._note(trace, in_flight.pop(name), now, result)
+                    arrivals.on_result(now)
+            elif not waiting and arrivals.are_over:
+                return
+            else:
+                time.sleep(IDLE_SLEEP_SECONDS)
+
+    def _window(self, waiting: Sequence[float], now: float, *, is_free: bool) -> int:
+        """How many of those that wait start now. In mode "step" all: the engine itself bounds what runs."""
+        if self._is_step_mode:
+            return len(waiting)
+        if not is_free or not waiting:
+            return 0
+        window = gather([Candidate(time_, 1) for time_ in waiting], self._limits, Load())
+        return len(window.members) if window.closes_at <= now else 0
+
+    @staticmethod
+    def _note(trace: Trace, arrived: float, ended: float, result: SynthesisResult) -> None:
+        if result.error is not None:
+            trace.failures.append(str(result.error))
+            return
+        pieces = result.codes if isinstance(result.codes, list) else [result.codes]
+        trace.arrived.append(arrived)
+        trace.ended.append(ended)
+        trace.audio_seconds.append(
+            sum(piece.shape[1] for piece in pieces if isinstance(piece, np.ndarray)) / FRAME_RATE
+        )
+        trace.batches.append(result.batch_size)
+
+
+@contextmanager
+def gpu_busy(trace: Trace, is_cuda: bool) -> Iterator[None]:
+    """Put into `trace` the share of time in which some kernel ran, as nvidia-smi samples it five times a second."""
+    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", "0", "-lms", "200"]
+    try:
+        sampler = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if is_cuda else None
+    except OSError:
+        sampler = None
+    try:
+        yield
+    finally:
+        if sampler is not None:
+            sampler.terminate()
+            lines = [line.strip() for line in sampler.communicate()[0].splitlines()]
+            samples = [int(line) for line in lines if line.isdecimal()]
+            trace.gpu_busy_percent = round(statistics.fmean(samples), 1) if samples else None
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown, a line a trace."""
+    columns = {
+        "mode": "mode",
+        "load": "load",
+        "requests": "requests",
+        "mean_ms": "mean ms",
+        "p50_ms": "p50",
+        "p95_ms": "p95",
+        "p99_ms": "p99",
+        "requests_per_s": "requests/s",
+        "audio_s_per_s": "audio-s/s",
+        "mean_window": "window fill",
+        "mean_batch": "batch",
+        "gpu_busy_percent": "GPU busy, %",
+        "failures": "failed",
+    }
+    cells = [["–" if row.get(key) is None else str(row[key]) for key in columns] for row in rows]
+    return markdown(list(columns.values()), cells)
+
+
+def run(arguments: argparse.Namespace, folder: Path) -> list[Trace]:
+    limits = WindowLimits(arguments.max_wait_ms / 1e3, arguments.max_batch_requests, ALL_TOKENS)
+    traces = []
+    for mode in arguments.modes.split(","):
+        options = MODES["fp32" if arguments.device == "cpu" else arguments.precision]
+        config = EngineConfig(
+            device=arguments.device, mode=mode, max_batch_requests=arguments.max_batch_requests, **options
+        )
+        engine = Engine.from_checkpoint(folder, config)
+        server = Server(engine, limits, arguments.num_step)
+        end = arguments.warm_up + arguments.duration
+        server.run(
+            Arrivals.closed_loop(arguments.max_batch_requests, arguments.warm_up),
+            mixed_texts(1),
+            Trace(mode, "warm-up"),
+        )
+        loads: list[tuple[str, Arrivals]] = [
+            (f"{clients} clients", Arrivals.closed_loop(int(clients), end))
+            for clients in arguments.clients.split(",")
+            if clients
+        ]
+        loads += [
+            (f"{rate} a second", Arrivals.poisson(float(rate), end)) for rate in arguments.rates.split(",") if rate
+        ]
+        for load, arrivals in loads:
+            trace = Trace(mode, load)
+            with gpu_busy(trace, arguments.device == "cuda"):
+                server.run(arrivals, mixed_texts(0), trace)
+            traces.append(trace)
+            print(json.dumps(trace.figures(arguments.warm_up)), flush=True)
+        del engine, server
+    return traces
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--modes", default="request,step", help="comma-separated, of request and step")
+    parser.add_argument("--clients", default="1,4,8,16,40,64", help="closed loops")
+    parser.add_argument("--rates", default="5,15,30,45", help="Poisson arrivals a second")
+    parser.add_argument("--duration", type=float, default=8.0, help="seconds a trace, after its warm-up")
+    parser.add_argument("--warm-up", type=float, default=1.0, help="seconds at the start of a trace that do not count")
+    parser.add_argument("--max-wait-ms", type=float, default=20.0, help="how long a window may stay open")
+    parser.add_argument("--max-batch-requests", type=int, default=32)
+    parser.add_argument("--num-step", type=int, default=32)
+    parser.add_argument("--precision", choices=MODES, default="bf16")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--size", choices=("published", "medium", "golden"), default="published")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        traces = run(arguments, checkpoint_of_size(arguments.size, Path(scratch)))
+    figures = [trace.figures(arguments.warm_up) for trace in traces]
+    results = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "command": shlex.join(["python", "-m", "bench.serving", *sys.argv[1:]]),
+        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU",
+        "torch": torch.__version__,
+        "figures": figures,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{results['device']}, torch {results['torch']}, {results['date']}\n")
+    print(table(figures))
+
+
+if __name__ == "__main__":
+    main()
