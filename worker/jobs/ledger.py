@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 from pydantic import ValidationError
 from redis import Redis
+from redis.client import PubSub
 from redis.exceptions import RedisError
 
 from worker.jobs import names
@@ -94,6 +95,24 @@ class Ledger:
         if outcome == "newer_schema":
             raise QueueUnavailable(f"{job_id} belongs to a newer release; ask an API of that release")
         return CancelOutcome(outcome)
+
+    @contextmanager
+    def endings(self) -> Iterator[Callable[[float], str | None]]:
+        """Listen for jobs that end: a function that waits up to so many seconds for the id of the next one.
+
+        A hint, to look at once: what ends while nobody is connected is told to nobody.
+        """
+        with _redis_errors():
+            subscription: PubSub = self._redis.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        with closing(subscription), _redis_errors():
+            subscription.subscribe(names.ended_channel(self._prefix))
+
+            def next_id(seconds: float) -> str | None:
+                with _redis_errors():
+                    message = subscription.get_message(timeout=seconds)
+                return None if message is None else message["data"]
+
+            yield next_id
 
     def depth(self) -> dict[Queue, int]:
         """Unfinished jobs of each queue, those that run included."""

@@ -36,6 +36,11 @@ def leases_key(prefix: str, queue: str) -> str:
     return f"{prefix}:leases:{queue}"
 
 
+def ended_channel(prefix: str) -> str:
+    """Redis channel on which the id of each job that ends is published."""
+    return f"{prefix}:ended"
+
+
 def idempotency_key(prefix: str, owner: str, key: str) -> str:
     """Redis hash that remembers an owner's `Idempotency-Key`; hashed, since clients choose its text."""
     digest = hashlib.sha256(f"{owner}\0{key}".encode()).hexdigest()

@@ -85,7 +85,7 @@ class Settings(BaseModel):
     # API
     api_host: str = "127.0.0.1"
     api_port: Port = 8080
-    api_threads: int = Field(32, ge=1, le=1024)
+    api_threads: int = Field(128, ge=1, le=1024)
     api_workers: int = Field(1, ge=1, le=128)
     api_keys_file: str | None = None
     insecure: bool = Field(False, description="serve addresses other than loopback without keys")

@@ -50,13 +50,14 @@ local function look_at(job, ms)
   return job.expires_ms and math.min(ms, job.expires_ms) or ms
 end
 
--- The job's end. Nothing changes it from here on; Redis forgets it after the retention time.
+-- The job's end. Nothing changes it from here on; Redis forgets it after the retention time. Who listens is told.
 local function finish(key, job, status, retention_ms, ...)
   redis.call('HSET', key, 'status', status, 'finished_ms', now, ...)
   redis.call('HDEL', key, 'lease_ms', 'nonce')
   redis.call('ZREM', due_key(job.queue), job.id)
   redis.call('ZREM', leases_key(job.queue), job.id)
   redis.call('PEXPIRE', key, retention_ms)
+  redis.call('PUBLISH', ARGV[1] .. ':ended', job.id)
 end
 
 local function extend(key, job, lease_ms)
