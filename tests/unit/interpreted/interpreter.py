@@ -1,4 +1,4 @@
-"""Lets Triton 3.6's interpreter run under NumPy 2.4, which no longer makes a number of an array with one element.
+"""Lets Triton's interpreter (3.6, 3.7) run under NumPy 2.4, which no longer makes a number of an array with one element.
 
 Imported first, before any kernel. Remove it once Triton does this itself.
 """
