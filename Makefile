@@ -12,7 +12,7 @@ LOCK := pyproject.toml constraints.txt
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down status test lint format types test-gpu clean
+.PHONY: help demo up down status test lint format types test-gpu soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ format: $(DEV) ## rewrite the sources as ruff wants them
 
 test-gpu: ## the tests that need a CUDA device (GPU_PYTHON chooses the interpreter)
 	$(GPU_PYTHON) -m pytest tests/gpu -m gpu --noconftest
+
+soak: $(DEV) ## 10,000 jobs under random kills and faults, then a verdict (SOAK='--jobs 500 --seed 7' changes that)
+	$(BIN)/python -m tests.soak $(SOAK)
 
 clean: ## stop the local stack; remove its state, the virtual environment and all caches
 	@if [ -x $(BIN)/python ] && [ -d .run ]; then $(BIN)/python -m infra.local down; fi

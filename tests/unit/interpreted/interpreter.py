@@ -1,4 +1,4 @@
-"""Lets Triton's interpreter (3.6, 3.7) run under NumPy 2.4, which no longer makes a number of an array with one element.
+"""Lets Triton's interpreter (3.6, 3.7) run under NumPy 2.4, which makes no number of a one-element array any more.
 
 Imported first, before any kernel. Remove it once Triton does this itself.
 """
