@@ -30,7 +30,7 @@ status: $(LOCAL) ## what of it runs, and where
 	@$(BIN)/python -m infra.local status
 
 test: lint ## every check and every test that needs no GPU
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not soak"
 
 lint: $(DEV) types ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .
