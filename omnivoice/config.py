@@ -39,6 +39,17 @@ class EngineConfig:
     fp8: bool = False
     memory_gib: float | None = None
 
+    def __post_init__(self) -> None:
+        """Raises `ValueError`, one line, for values with which no engine could run."""
+        if self.mode not in ("request", "step"):
+            raise ValueError(f"mode: must be request or step, not {self.mode!r}")
+        for name in ("max_batch_requests", "max_batch_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}: must be a whole number from 1, not {value!r}")
+        if self.memory_gib is not None and not (isinstance(self.memory_gib, int | float) and self.memory_gib > 0):
+            raise ValueError(f"memory_gib: must be a positive number or None, not {self.memory_gib!r}")
+
     def resolved_device(self) -> torch.device:
         """Raises `ValueError`, one line, for a device that this machine or this build of torch has not got."""
         has_cuda = torch.cuda.is_available()

@@ -133,14 +133,18 @@ class Engine:
         if self._pending:
             raise RuntimeError("generate() needs an idle engine; use add_request() and step() beside other requests")
         results: dict[str, SynthesisResult] = {}
-        for index, request in enumerate(requests):
-            try:
-                self._add(str(index), request, decodes)
-            except InvalidRequest as error:
-                results[str(index)] = SynthesisResult(seed=_seed_of(request), error=error)
-        while self._pending:
-            results.update(self.step())
-        self._generated.clear()
+        try:
+            for index, request in enumerate(requests):
+                try:
+                    self._add(str(index), request, decodes)
+                except InvalidRequest as error:
+                    results[str(index)] = SynthesisResult(seed=_seed_of(request), error=error)
+            while self._pending:
+                results.update(self.step())
+        finally:
+            for request_id in list(self._pending):  # it was interrupted: the next call finds an idle engine
+                self._end(request_id)
+            self._generated.clear()
         return [results[str(index)] for index in range(len(requests))]
 
     def add_request(self, request_id: str, request: SynthesisRequest) -> None:

@@ -82,6 +82,8 @@ class Timings:
 class SynthesisResult:
     """Audio, or the error that took its place: exactly one of `waveform` and `error` is not None.
 
+    (Of `Engine.generate_codes` a result has codes or an error, and no waveform.)
+
     `codes` is int64 (8, frames), or a list of them where a long text was generated in chunks.
     """
 

@@ -288,3 +288,38 @@ def test_out_of_memory_splits_the_batch(monkeypatch: pytest.MonkeyPatch) -> None
         np.testing.assert_array_equal(flat_codes(result), expected)
     long = SynthesisRequest("Good morning to you.", duration=20.0, params=params)
     assert isinstance(engine.generate([long])[0].error, GenerationFailed)
+
+
+def test_an_interrupted_generate_leaves_an_idle_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in a notebook: the requests of that call are forgotten, the next call is served."""
+    engine = load("float32", "request")
+    params = SamplingParams(num_step=3)
+    request = SynthesisRequest("Good morning to you.", seed=1, params=params)
+    expected = flat_codes(engine.generate([request])[0])
+    with monkeypatch.context() as patch:
+
+        def interrupted() -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(engine._executor, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate([request, request])
+    assert engine.num_unfinished == 0
+    np.testing.assert_array_equal(flat_codes(engine.generate([request])[0]), expected)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mode", "x"),
+        ("max_batch_requests", 0),
+        ("max_batch_requests", True),
+        ("max_batch_tokens", -1),
+        ("max_batch_tokens", 2.5),
+        ("memory_gib", 0),
+        ("memory_gib", "abc"),
+    ],
+)
+def test_a_config_with_which_nothing_could_run_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: must be "):
+        EngineConfig(**{field: value})  # type: ignore[arg-type]
