@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -142,29 +143,32 @@ class Server:
         started = time.perf_counter()
         waiting: list[float] = []  # arrival times, oldest first
         in_flight: dict[str, float] = {}
-        steps_left = 0
+        generating: set[str] = set()
+        has_results = threading.Event()
+        self._engine.notify_finished(has_results.set)
         count = 0
         while True:
             now = time.perf_counter() - started
             waiting += arrivals.due(now)
-            window = self._window(waiting, now, is_free=steps_left <= 0 or not in_flight)
+            window = self._window(waiting, now, is_free=not generating)
             for _ in range(window):
                 name = str(count)
                 in_flight[name] = waiting.pop(0)
                 request = SynthesisRequest(next(texts), "en", seed=count, params=self._params)
                 self._engine.add_request(name, request)
+                generating.add(name)
                 count += 1
             if window and not self._is_step_mode:
                 trace.windows.append(window)
-                steps_left = self._params.num_step
-            if in_flight:
+            if generating or has_results.is_set():
+                has_results.clear()
                 results = self._engine.step()
-                steps_left -= 1
+                generating.difference_update(self._engine.take_generated(), (name for name, _ in results))
                 now = time.perf_counter() - started
                 for name, result in results:
                     self._note(trace, in_flight.pop(name), now, result)
                     arrivals.on_result(now)
-            elif not waiting and arrivals.are_over:
+            elif not (in_flight or waiting) and arrivals.are_over:
                 return
             else:
                 time.sleep(IDLE_SLEEP_SECONDS)

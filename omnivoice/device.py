@@ -46,6 +46,14 @@ class Mark:
             self._event.wait()
 
 
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Enqueue a copy into pinned memory, which is complete once a `Mark` set behind it is reached; no copy on a CPU."""
+    if not tensor.is_cuda:
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
 def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
     """Make a stream the current one; without one there is nothing to do."""
     return nullcontext() if stream is None else torch.cuda.stream(stream)

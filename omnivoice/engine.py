@@ -6,25 +6,24 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from omnivoice.attention import pick_attention
 from omnivoice.chunk_run import ChunkRun
 from omnivoice.config import EngineConfig
-from omnivoice.device import Mark, on_stream
+from omnivoice.device import on_stream
 from omnivoice.errors import GenerationFailed, InvalidRequest, OmniVoiceError, RequestAborted
 from omnivoice.executor import pick_executor
-from omnivoice.finisher import Finished, Finisher, Unmasked
+from omnivoice.finisher import Finished, Finisher
 from omnivoice.hub import checkpoint_folder
 from omnivoice.model.backbone import Backbone
 from omnivoice.model.codec import Codec
 from omnivoice.model.tokenizer import PromptTokenizer
 from omnivoice.parameters import SAMPLE_RATE
-from omnivoice.planning import ChunkPlan, Plan, plan
+from omnivoice.pending import Pending
+from omnivoice.planning import ChunkPlan, plan
 from omnivoice.request import Codes, SynthesisRequest, SynthesisResult, Timings, VoicePrompt, Waveform
 from omnivoice.scheduler import Scheduler
 from omnivoice.text import combine_text
@@ -34,31 +33,6 @@ log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 1.0
 """A step that has nothing to unmask waits up to this long for the finisher."""
-
-
-@dataclass(slots=True, eq=False)
-class _FirstChunk:
-    """The codes of a text's first chunk on their way to the host, where they become the voice of the rest."""
-
-    codes: torch.Tensor
-    mark: Mark
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """A request that was admitted and has not ended: its plan, and the codes of the chunks that have."""
-
-    request_id: str
-    request: SynthesisRequest
-    plan: Plan
-    seed: int
-    voice: VoicePrompt | None
-    codes: list[torch.Tensor | None]
-    decodes: bool = True
-    first: _FirstChunk | None = None
-    started_at: float = field(default_factory=time.perf_counter)
-    generated_ms: float = 0.0
-    batch_size: int = 1
 
 
 class Engine:
@@ -80,7 +54,7 @@ class Engine:
         self._model = backbone.config
         self._tokenizer = tokenizer
         self._voices = VoiceCache()
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, Pending] = {}
         self._aborted: set[str] = set()
         self._generated: list[str] = []
         self._scheduler = Scheduler(self.config.mode, self.config.max_batch_requests, self.config.max_batch_tokens)
@@ -156,7 +130,7 @@ class Engine:
             raise ValueError(f"request {request_id!r} is unfinished already")
         made = plan(request)
         codes: list[torch.Tensor | None] = [None] * len(made.chunks)
-        pending = _Pending(request_id, request, made, _seed_of(request), request.voice, codes, decodes)
+        pending = Pending(request_id, request, made, _seed_of(request), request.voice, codes, decodes)
         # Chunks without a voice wait for the first one, which becomes their reference.
         ready = made.chunks if request.voice is not None else made.chunks[:1]
         runs = [self._run(pending, index, chunk) for index, chunk in enumerate(ready)]
@@ -208,7 +182,7 @@ class Engine:
             self._finisher.warm_up()
         log.info("warm after %.1f s", time.perf_counter() - start)
 
-    def _run(self, pending: _Pending, index: int, chunk: ChunkPlan) -> ChunkRun:
+    def _run(self, pending: Pending, index: int, chunk: ChunkPlan) -> ChunkRun:
         voice, params = pending.voice, pending.request.params
         text = combine_text(chunk.text, voice.ref_text if voice else None)
         return ChunkRun(
@@ -249,31 +223,16 @@ class Engine:
         done = [run for run in self._scheduler.running if run.is_done]
         if not done:
             return
-        complete = []
+        generated = []
         for run in done:
             pending = self._pending[run.request_id]
-            pending.codes[run.chunk] = self._executor.codes(run)
+            pending.note_chunk(run.chunk, self._executor.codes(run))
             pending.batch_size = max(pending.batch_size, run.batch_size)
-            if run.chunk == 0 and pending.voice is None and len(pending.codes) > 1:
-                pending.first = self._fetched(pending.codes[0])
-            if all(codes is not None for codes in pending.codes):
-                complete.append(pending)
+            if pending.is_generated:
+                generated.append(pending)
         self._set_running([run for run in self._scheduler.running if not run.is_done])
-        self._finisher.submit([self._unmasked(pending) for pending in complete])
-
-    def _unmasked(self, pending: _Pending) -> Unmasked:
-        self._generated.append(pending.request_id)
-        pending.generated_ms = (time.perf_counter() - pending.started_at) * 1e3
-        chunks = [codes for codes in pending.codes if codes is not None]
-        return Unmasked(pending, chunks, pending.request.params, pending.request.voice, pending.decodes)
-
-    def _fetched(self, codes: torch.Tensor | None) -> _FirstChunk:
-        assert codes is not None
-        host = torch.empty(codes.shape, dtype=codes.dtype, pin_memory=codes.is_cuda)
-        host.copy_(codes, non_blocking=True)
-        mark = Mark(self._device)
-        mark.set()
-        return _FirstChunk(host, mark)
+        self._generated += [pending.request_id for pending in generated]
+        self._finisher.submit([pending.unmasked() for pending in generated])
 
     def _has_first_chunks(self) -> bool:
         return any(pending.first is not None for pending in self._pending.values())
@@ -287,16 +246,13 @@ class Engine:
                 pending.first.mark.wait()
             if not pending.first.mark.is_reached:
                 continue
-            codes = np.ascontiguousarray(pending.first.codes.numpy().T, dtype=np.int64)
-            pending.first = None
             chunks = pending.plan.chunks
-            # A masked cell fails the request when it is finished; until then a code must stand in for it.
-            codes = codes.clip(max=self._model.audio_mask_id - 1)
-            pending.voice = VoicePrompt(codes=codes, ref_text=chunks[0].text)
+            pending.voice = pending.first.voice(chunks[0].text)
+            pending.first = None
             self._scheduler.add(self._run(pending, index, chunk) for index, chunk in enumerate(chunks) if index > 0)
 
     def _ended(self, finished: Finished) -> list[tuple[str, SynthesisResult]]:
-        pending: _Pending = finished.owner
+        pending: Pending = finished.owner
         if self._pending.get(pending.request_id) is not pending:  # it was aborted meanwhile
             return []
         if finished.failure is not None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnivoice.device import Mark, on_stream
+from omnivoice.device import Mark, on_stream, to_host
 from omnivoice.errors import GenerationFailed, OmniVoiceError
 from omnivoice.finishing import finish
 from omnivoice.model.codec import Codec
@@ -148,8 +148,8 @@ class Finisher:
             decoded = [chunk for request in requests if request.decodes for chunk in request.chunks]
             # A cell that stayed masked has no code. Its request fails, and must not read outside the codebook before.
             waveforms = self._codec.decode_tensors([chunk.clamp_max(CODEBOOK_SIZE - 1) for chunk in decoded])
-            all_codes = self._to_host(torch.cat(chunks))
-            samples = self._to_host(torch.cat(waveforms)) if waveforms else torch.empty(0)
+            all_codes = to_host(torch.cat(chunks))
+            samples = to_host(torch.cat(waveforms)) if waveforms else torch.empty(0)
             done = Mark(self._device, blocking=True)
             done.set()
         done.wait()
@@ -158,12 +158,6 @@ class Finisher:
             np.split(samples.numpy(), np.cumsum([len(waveform) for waveform in waveforms])[:-1]) if waveforms else []
         )
         return deque(np.ascontiguousarray(row.T, dtype=np.int64) for row in rows), deque(sound)
-
-    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device.type == "cpu":
-            return tensor
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return host.copy_(tensor, non_blocking=True)
 
     def _hand_over(self, finished: Finished) -> None:
         with self._changed:

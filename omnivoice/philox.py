@@ -24,7 +24,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 _ROUNDS = 10
-_EPSILON = 1e-10
+EPSILON = 1e-10
 
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -63,4 +63,4 @@ def uniform(word: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def gumbel(u: torch.Tensor) -> torch.Tensor:
     """Turn uniform numbers into standard Gumbel noise, as the reference does (epsilons included)."""
-    return -torch.log(-torch.log(u + _EPSILON) + _EPSILON)
+    return -torch.log(-torch.log(u + EPSILON) + EPSILON)

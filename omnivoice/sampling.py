@@ -6,6 +6,7 @@ request chooses for itself arrives as a tensor with an entry a row, so that requ
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import torch
@@ -50,14 +51,17 @@ def guided_log_probs(cond: torch.Tensor, uncond: torch.Tensor, scale: torch.Tens
     return log_probs
 
 
+def num_class_candidates(vocab: int) -> int:
+    """How many of `vocab` tokens are drawn among, with a class temperature."""
+    return math.ceil(vocab * CLASS_CANDIDATE_SHARE)
+
+
 def draw_tokens(log_probs: torch.Tensor, best: torch.Tensor, rows: RowParams, step: torch.Tensor) -> torch.Tensor:
     """Return tokens (R, C): drawn with Gumbel noise where the class temperature is positive, else `best`.
 
     `best` is the likeliest token (R, C), `step` (R,) the step of each row's request.
     """
-    vocab = log_probs.shape[-1]
-    candidates = -(-vocab * CLASS_CANDIDATE_SHARE // 1)
-    values, tokens = log_probs.topk(int(candidates), dim=-1)
+    values, tokens = log_probs.topk(num_class_candidates(log_probs.shape[-1]), dim=-1)
     temperature = rows.class_temperature[:, None, None]
     words = _words(rows, CLASS_STREAM, step, tokens >> 2)
     word = torch.stack(words, dim=-1).gather(-1, (tokens & 3)[..., None])[..., 0]

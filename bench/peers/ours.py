@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import time
-import wave
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,8 @@ from bench.peers.protocol import FRAME_RATE, Voice, Work
 from bench.random_checkpoint import SIZES, SMALL_CHECKPOINT, write_checkpoint
 from bench.texts import SENTENCES, VOICE_SECONDS, VOICE_TEXT, texts_of
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest, VoicePrompt
+from omnivoice.audio.postprocess import scale_to_full
+from omnivoice.audio.wav import encode_wav
 from omnivoice.model.config import ModelConfig
 from omnivoice.model.tokenizer import PromptTokenizer
 from omnivoice.parameters import SAMPLE_RATE
@@ -118,10 +118,7 @@ class OurEngine:
         if max_batch_tokens is not None:
             options["max_batch_tokens"] = max_batch_tokens
         start = time.perf_counter()
-        try:
-            config = EngineConfig(device=device, **options)
-        except TypeError as error:
-            raise SystemExit(f"this engine has no mode {mode}: {error}") from None
+        config = EngineConfig(device=device, **options)
         self.engine = Engine.from_checkpoint(folder, config)
         self._is_cuda = config.resolved_device().type == "cuda"
         self._synchronize()
@@ -166,36 +163,14 @@ class OurEngine:
             torch.cuda.synchronize()
 
     def _generate(self, requests: list[SynthesisRequest]) -> float:
-        """The one place that knows how to make the engine generate without decoding; returns seconds."""
-        generate_codes = getattr(self.engine, "generate_codes", None)
+        """Seconds of generating without decoding."""
         self._synchronize()
         start = time.perf_counter()
-        if generate_codes is not None:
-            generate_codes(requests)
-            self._synchronize()
-            return time.perf_counter() - start
-        # An engine without it: all steps but the last, which would decode as well, scaled to all.
-        for index, request in enumerate(requests):
-            self.engine.add_request(str(index), request)
-        steps = requests[0].params.num_step
-        for _ in range(steps - 1):
-            self.engine.step()
+        self.engine.generate_codes(requests)
         self._synchronize()
-        seconds = (time.perf_counter() - start) * steps / (steps - 1)
-        for index in range(len(requests)):
-            self.engine.abort(str(index))
-        while self.engine.num_unfinished:
-            self.engine.step()
-        return seconds
+        return time.perf_counter() - start
 
 
 def wav_of(waveform: NDArray[np.float32]) -> bytes:
-    """A 16-bit WAV file as the engine's own encoder writes it: that needs libsndfile, which GPU machines may lack."""
-    peak = max(1.0, float(np.abs(waveform).max(initial=0.0)))
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes(np.rint(waveform * np.float32(32_767 / peak)).astype("<i2").tobytes())
-    return buffer.getvalue()
+    """A 16-bit WAV file, as the worker writes it."""
+    return encode_wav(np.atleast_2d(scale_to_full(waveform)[0]).T, SAMPLE_RATE)

@@ -19,8 +19,8 @@ from omnivoice.graph.program import Buffers, attention, embedding, unmasking
 from omnivoice.graph.tables import Capacity
 from omnivoice.graph.tiles import Tiles
 from omnivoice.kernels.fp8 import LARGEST, SMALLEST, add_norm_quantise, add_sum_squares, gate_quantise, quantise
-from omnivoice.model.backbone import GATE_GROUP, Backbone, Layer
-from omnivoice.model.config import ModelConfig
+from omnivoice.model.backbone import Backbone, Layer
+from omnivoice.model.config import GATE_GROUP, ModelConfig
 
 FP8 = torch.float8_e4m3fn
 QUANTISES_OUT = True
@@ -128,9 +128,9 @@ class Scratch:
     def of(
         cls, config: ModelConfig, capacity: Capacity, device: torch.device, dtype: torch.dtype, narrow: torch.dtype
     ) -> Scratch:
-        rows, heads = capacity.rows, config.num_heads * config.head_dim
-        deepest = max(config.hidden_size, heads, config.intermediate_size)
-        widest = max(config.hidden_size, _qkv_width(config), 2 * config.intermediate_size)
+        rows = capacity.rows
+        deepest = max(config.hidden_size, config.query_width, config.intermediate_size)
+        widest = max(config.hidden_size, config.qkv_width, 2 * config.intermediate_size)
         return cls(
             narrow=torch.zeros(rows * deepest, dtype=narrow, device=device),
             scales=torch.zeros(rows, 1, device=device),
@@ -173,7 +173,7 @@ class QuantisedModel:
         heads, ffn, eps = mixed.shape[1], config.intermediate_size, config.rms_norm_eps
         normed = scratch.inputs(rows, config.hidden_size)
         mixed_narrow, gated = scratch.inputs(rows, heads), scratch.inputs(rows, ffn)
-        qkv, gate_up = scratch.outputs(rows, _qkv_width(config)), scratch.outputs(rows, 2 * ffn)
+        qkv, gate_up = scratch.outputs(rows, config.qkv_width), scratch.outputs(rows, 2 * ffn)
         added = scratch.outputs(rows, config.hidden_size)
         chain = {"chained": tiles.chained}
 
@@ -205,7 +205,3 @@ class QuantisedModel:
             pending = added
         launches.append(partial(add_sum_squares, hidden, added, buffers.squares[0, :rows], num_rows, **chain))
         return launches + unmasking(self.backbone, buffers, rows, tiles, parts=1)
-
-
-def _qkv_width(config: ModelConfig) -> int:
-    return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim

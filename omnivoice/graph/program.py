@@ -51,7 +51,6 @@ class Buffers:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         float32, int32 = torch.float32, torch.int32
-        heads = config.num_heads * config.head_dim
         cos, sin = backbone.rotary(torch.arange(rows, device=device), dtype)
         return cls(
             capacity=capacity,
@@ -59,8 +58,8 @@ class Buffers:
             codes=empty(rows, config.num_codebooks, dtype=int32),
             hidden=empty(rows, config.hidden_size),
             squares=empty(MAX_PARTS, rows, dtype=float32),
-            qkv=empty(product_rows, heads + 2 * config.num_kv_heads * config.head_dim),
-            mixed=empty(rows, heads),
+            qkv=empty(product_rows, config.qkv_width),
+            mixed=empty(rows, config.query_width),
             gated=empty(product_rows, config.intermediate_size),
             guided=empty(rows, config.hidden_size),
             logits=empty(rows, config.num_codebooks * config.audio_vocab_size, dtype=float32),

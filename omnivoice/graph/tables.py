@@ -5,7 +5,7 @@ A graph holds addresses, so every table has its place for ever; how much of it c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import ItemsView, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,6 +82,9 @@ class Tables:
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._views[name]
 
+    def items(self) -> ItemsView[str, torch.Tensor]:
+        return self._views.items()
+
     def size(self, index: int) -> torch.Tensor:
         """One of the four sizes, as an int32 (1,) that a kernel reads."""
         return self._views["sizes"][index : index + 1]
@@ -96,15 +99,8 @@ class HostTables:
 
     def __init__(self, capacity: Capacity) -> None:
         self.tables = Tables(capacity, torch.device("cpu"))
-        self._views: dict[str, NDArray[np.int32]] = {
-            name: self.tables[name].numpy()
-            for name in (
-                "sizes", "first_target", "frames", "chunk", "step", "key", "counts", "items",
-                "row_target", "position", "cond_row", "uncond_row", "target_request", "target_frame", "source",
-                "row_ids",
-            )
-        }  # fmt: skip
-        self._params: NDArray[np.float32] = self.tables["params"].numpy().view(np.float32)
+        self._views: dict[str, NDArray[np.int32]] = {name: table.numpy() for name, table in self.tables.items()}
+        self._params: NDArray[np.float32] = self._views["params"].view(np.float32)
 
     def fill(self, runs: Sequence[ChunkRun], places: dict[int, int], queries: int) -> int:
         """Lay out `runs`; return the number of target rows.

@@ -10,6 +10,14 @@ from omnivoice.kernels.products import row_scale, start_behind
 
 
 @triton.jit
+def _store_square(squares, stride, row, value, PARTS: tl.constexpr):
+    """Leave a whole row's sum of squares in its first part, and nothing in the others."""
+    tl.store(squares + row, tl.sum(value * value, axis=0))
+    for part in tl.static_range(1, PARTS):
+        tl.store(squares + part * stride + row, 0.0)
+
+
+@triton.jit
 def _embed(
     row_target,
     row_ids,
@@ -48,10 +56,7 @@ def _embed(
             total += tl.load(audio_table + code * width + column, mask=inside, other=0.0).to(tl.float32)
     value = total.to(hidden.dtype.element_ty)
     tl.store(hidden + row.to(tl.int64) * width + column, value, mask=inside)
-    wide = value.to(tl.float32)
-    tl.store(squares + row, tl.sum(wide * wide, axis=0))
-    for part in tl.static_range(1, PARTS):
-        tl.store(squares + part * squares_stride + row, 0.0)
+    _store_square(squares, squares_stride, row, value.to(tl.float32), PARTS)
 
 
 def embed(
@@ -111,9 +116,7 @@ def _sum_squares(
         return
     column = tl.arange(0, BLOCK)
     value = tl.load(hidden + row.to(tl.int64) * width + column, mask=column < width, other=0.0).to(tl.float32)
-    tl.store(squares + row, tl.sum(value * value, axis=0))
-    for part in tl.static_range(1, PARTS):
-        tl.store(squares + part * squares_stride + row, 0.0)
+    _store_square(squares, squares_stride, row, value, PARTS)
 
 
 def sum_squares(

@@ -10,12 +10,13 @@ import triton
 import triton.language as tl
 
 from omnivoice.kernels.products import start_behind
-from omnivoice.sampling import CLASS_CANDIDATE_SHARE
+from omnivoice.philox import CLASS_STREAM, EPSILON, POSITION_STREAM
+from omnivoice.sampling import num_class_candidates
 
 PICK_BLOCK = 1024
-_EPSILON = tl.constexpr(1e-10)
-_POSITION_STREAM = tl.constexpr(0)
-_CLASS_STREAM = tl.constexpr(1)
+_EPSILON = tl.constexpr(EPSILON)
+_POSITION_STREAM = tl.constexpr(POSITION_STREAM)
+_CLASS_STREAM = tl.constexpr(CLASS_STREAM)
 
 
 @triton.jit
@@ -33,6 +34,20 @@ def _gumbel(word):
 
 
 @triton.jit
+def _words(frame, codebook, block, step, chunk, STREAM: tl.constexpr, low, high):
+    """The four random words of each of `block`, a tensor of int32: `omnivoice.philox` defines the counter."""
+    zero = block * 0
+    return tl.philox_impl(
+        (zero + frame).to(tl.uint32),
+        ((codebook << 16) | block).to(tl.uint32),
+        (zero + step).to(tl.uint32),
+        (zero + (chunk * 2 + STREAM)).to(tl.uint32),
+        low,
+        high,
+    )
+
+
+@triton.jit
 def _drawn_token(log_probs, vocabulary, temperature, candidates, low, high, frame, codebook, step, chunk):
     """The largest of log-probability / temperature + noise among the `candidates` likeliest tokens."""
     keys = _sortable(log_probs)
@@ -45,15 +60,7 @@ def _drawn_token(log_probs, vocabulary, temperature, candidates, low, high, fram
     equal = keys == threshold
     missing = candidates - tl.sum(above.to(tl.int32), axis=0)
     is_candidate = above | (equal & (tl.cumsum(equal.to(tl.int32), axis=0) <= missing))
-    zero = vocabulary * 0
-    w0, w1, w2, w3 = tl.philox_impl(
-        (zero + frame).to(tl.uint32),
-        ((codebook << 16) | (vocabulary >> 2)).to(tl.uint32),
-        (zero + step).to(tl.uint32),
-        (zero + (chunk * 2 + _CLASS_STREAM)).to(tl.uint32),
-        low,
-        high,
-    )
+    w0, w1, w2, w3 = _words(frame, codebook, vocabulary >> 2, step, chunk, _CLASS_STREAM, low, high)
     lane = vocabulary & 3
     word = tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3)))
     noisy = log_probs / temperature + _gumbel(word)
@@ -111,15 +118,7 @@ def _score(
         best = _drawn_token(values - total, vocabulary, warm, candidates, low, high, frame, codebook, step, chunk)
     score = confidence - tl.load(penalty + request) * codebook
     if hot > 0:
-        zero = tl.arange(0, 1)
-        word, _, _, _ = tl.philox_impl(
-            (zero + frame).to(tl.uint32),
-            (zero + (codebook << 16)).to(tl.uint32),
-            (zero + step).to(tl.uint32),
-            (zero + (chunk * 2 + _POSITION_STREAM)).to(tl.uint32),
-            low,
-            high,
-        )
+        word, _, _, _ = _words(frame, codebook, tl.arange(0, 1), step, chunk, _POSITION_STREAM, low, high)
         score = score / hot + tl.sum(_gumbel(word), axis=0)
     # A cell whose scores are not finite is never picked: it stays masked, and its request fails when it ends.
     if not (tl.abs(confidence) < float("inf")):
@@ -168,7 +167,7 @@ def score_cells(
         num_targets,
         vocab,
         mask_id,
-        int(-(-vocab * CLASS_CANDIDATE_SHARE // 1)),
+        num_class_candidates(vocab),
         CODEBOOKS=codebooks,
         BLOCK=triton.next_power_of_2(vocab),
         num_warps=4,

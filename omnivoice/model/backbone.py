@@ -13,10 +13,8 @@ from torch.nn import functional
 from omnivoice.attention import Attention
 from omnivoice.errors import CheckpointError
 from omnivoice.model.checkpoint import load_tensors
-from omnivoice.model.config import ModelConfig
+from omnivoice.model.config import GATE_GROUP, ModelConfig
 from omnivoice.packing import Packing
-
-GATE_GROUP = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ from typing import Any
 from omnivoice.errors import CheckpointError
 from omnivoice.model.checkpoint import read_json
 
+GATE_GROUP = 8
+"""Rows of the gate's and of the up projection's weight that take turns in one (`backbone.in_turns`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -60,9 +63,19 @@ class ModelConfig:
             raise CheckpointError(f"{path}: audio_mask_id must be the last of audio_vocab_size")
         if config.num_heads % config.num_kv_heads:
             raise CheckpointError(f"{path}: num_attention_heads must be a multiple of num_key_value_heads")
-        if config.intermediate_size % 8:
-            raise CheckpointError(f"{path}: llm_config.intermediate_size must be a multiple of 8")
+        if config.intermediate_size % GATE_GROUP:
+            raise CheckpointError(f"{path}: llm_config.intermediate_size must be a multiple of {GATE_GROUP}")
         return config
+
+    @property
+    def query_width(self) -> int:
+        """Columns of all query heads together, and of what attention returns."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Columns of query, key and value heads together."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor in `model.safetensors` (313 for the published sizes)."""

@@ -10,8 +10,8 @@ import golden_cases as golden
 import numpy as np
 import pytest
 import torch
+from published import published_checkpoint
 
-from bench.random_checkpoint import SIZES, write_checkpoint
 from bench.smoke import SENTENCE
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest
 from omnivoice.attention import SdpaAttention, VarlenAttention
@@ -30,10 +30,8 @@ DEVICE = torch.device("cuda")
 
 
 @pytest.fixture(scope="module")
-def published_size(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("published-size")
-    write_checkpoint(folder, SIZES["published"], torch.bfloat16)
-    return folder
+def published_size() -> Path:
+    return published_checkpoint()
 
 
 @pytest.fixture(scope="module")

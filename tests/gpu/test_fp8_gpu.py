@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from published import graph_of, published_checkpoint
 
-from bench.random_checkpoint import SIZES, write_checkpoint
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest
 from omnivoice.chunk_run import ChunkRun
-from omnivoice.executor import Executor, FittingExecutor
-from omnivoice.graph.executor import GraphExecutor
+from omnivoice.executor import Executor
 from omnivoice.graph.fp8 import FP8, Weight, multiply_scaled
 from omnivoice.kernels import fp8
 from omnivoice.model.backbone import GATE_GROUP, apart
@@ -31,10 +30,8 @@ EPS = 1e-6
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("published")
-    write_checkpoint(folder, SIZES["published"], torch.bfloat16)
-    return folder
+def published() -> Path:
+    return published_checkpoint()
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +39,6 @@ def engine(published: Path) -> Engine:
     # The largest bucket is no multiple of 16, which the library wants of the other sizes only.
     config = EngineConfig(device="cuda", fp8=True, mode="step", max_batch_requests=40, max_batch_tokens=8_190)
     return Engine.from_checkpoint(published, config)
-
-
-def graph_of(engine: Engine) -> GraphExecutor:
-    executor = engine._executor
-    assert isinstance(executor, FittingExecutor)
-    assert isinstance(executor._fast, GraphExecutor)
-    return executor._fast
 
 
 def requests(count: int, num_step: int = 4) -> list[SynthesisRequest]:

@@ -9,12 +9,11 @@ import golden_cases as golden
 import numpy as np
 import pytest
 import torch
+from published import graph_of, published_checkpoint
 
-from bench.random_checkpoint import SIZES, write_checkpoint
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest
 from omnivoice.chunk_run import ChunkRun
-from omnivoice.executor import EagerExecutor, Executor, FittingExecutor
-from omnivoice.graph.executor import GraphExecutor
+from omnivoice.executor import EagerExecutor, Executor
 from omnivoice.request import VoicePrompt
 
 pytestmark = [
@@ -28,22 +27,13 @@ TEXTS = ("Good morning.", "The river was low, the wheel was still, and the money
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("published")
-    write_checkpoint(folder, SIZES["published"], torch.bfloat16)
-    return folder
+def published() -> Path:
+    return published_checkpoint()
 
 
 @pytest.fixture(scope="module")
 def engine(published: Path) -> Engine:
     return Engine.from_checkpoint(published, EngineConfig(device="cuda", mode="step"))
-
-
-def graph_of(engine: Engine) -> GraphExecutor:
-    executor = engine._executor
-    assert isinstance(executor, FittingExecutor)
-    assert isinstance(executor._fast, GraphExecutor)
-    return executor._fast
 
 
 def requests(count: int, num_step: int = 8) -> list[SynthesisRequest]:
