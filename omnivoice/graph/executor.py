@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,11 +16,12 @@ from omnivoice.graph.fp8 import QuantisedModel
 from omnivoice.graph.graphs import Graphs, Program, ladder
 from omnivoice.graph.program import Buffers, build_program
 from omnivoice.graph.tables import Capacity, HostTables
-from omnivoice.graph.tiles import Tiles, pick_tiles
+from omnivoice.graph.tiles import Tiles, pick_tiles, supports_hopper
 from omnivoice.kernels import attention
-from omnivoice.kernels.attention import queries_per_item
 from omnivoice.model.backbone import Backbone
 from omnivoice.model.config import ModelConfig
+
+log = logging.getLogger(__name__)
 
 STEPS_AHEAD = 2
 """Steps that are queued on the device behind the one that runs: enough that it never waits for the host, and few enough
@@ -52,12 +54,17 @@ class GraphExecutor:
         if config.fp8:
             quantised = QuantisedModel(folded, capacity)
             folded, program = quantised.backbone, quantised.program
-        tiles = partial(pick_tiles, dtype=folded.heads.dtype, deterministic=config.deterministic)
+        device, dtype = folded.heads.device, folded.heads.dtype
+        on_hopper = supports_hopper(folded.config, device, dtype)
+        log.info(
+            "a step's products and attention run by %s", "kernels for Hopper" if on_hopper else "Triton and cuBLAS"
+        )
+        tiles = partial(pick_tiles, dtype=dtype, deterministic=config.deterministic, on_hopper=on_hopper)
         graphs = Graphs(
             lambda bucket: program(buffers, bucket, tiles(bucket)),
             ladder(config.max_batch_tokens),
             buffers.tables["sizes"],
-            may_capture=partial(_has_memory, folded.heads.device, config.memory_gib),
+            may_capture=partial(_has_memory, device, config.memory_gib),
         )
         return cls(folded, buffers, graphs, tiles)
 
@@ -101,8 +108,7 @@ class GraphExecutor:
         rows = sum(run.num_tokens for run in self._runs)
         self._graphs.prepare(rows)  # may capture, and run out of memory: nothing has changed yet
         model = self.backbone.config
-        blocks = self._tiles(self._graphs.bucket(rows)).attention
-        queries = queries_per_item(model.num_heads, model.num_kv_heads, blocks)
+        queries = self._tiles(self._graphs.bucket(rows)).queries(model.num_heads, model.num_kv_heads)
         targets = self._staging.upload(self._runs, self._places, queries)
         codes, tables = self._buffers.codes, self._buffers.tables
         source = tables["source"][:targets]

@@ -6,18 +6,23 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import triton.language as tl
 
 from omnivoice.graph.graphs import Program
 from omnivoice.graph.tables import Capacity, Tables
 from omnivoice.graph.tiles import Tiles
-from omnivoice.kernels.attention import attend, prepare_keys, queries_per_item
+from omnivoice.kernels.attention import attend, prepare_heads, query_scale
+from omnivoice.kernels.hopper import product as hopper
+from omnivoice.kernels.hopper.attention import HopperAttention
+from omnivoice.kernels.hopper.product import HopperProduct, HopperTile, Rotation
 from omnivoice.kernels.products import ADDED, GATED, PLAIN, SCALED, Product, Tile
 from omnivoice.kernels.rows import embed, guide, sum_squares
 from omnivoice.kernels.unmask import pick_cells, score_cells
 from omnivoice.model.backbone import Backbone
 
-MAX_PARTS = 16
-"""Column tiles of the residual rows at most, each of which leaves its part of their sums of squares."""
+HOPPERS = {SCALED.value: hopper.HEADS, GATED.value: hopper.GATED, ADDED.value: hopper.ADDED}
+FEWEST_COLUMNS = 64
+"""Of a column tile of the residual rows, each of which leaves its part of their sums of squares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class Buffers:
             tables=Tables(capacity, device),
             codes=empty(rows, config.num_codebooks, dtype=int32),
             hidden=empty(rows, config.hidden_size),
-            squares=empty(MAX_PARTS, rows, dtype=float32),
+            squares=empty(-(-config.hidden_size // FEWEST_COLUMNS), rows, dtype=float32),
             qkv=empty(product_rows, config.qkv_width),
             mixed=empty(rows, config.query_width),
             gated=empty(product_rows, config.intermediate_size),
@@ -75,33 +80,45 @@ def build_program(backbone: Backbone, buffers: Buffers, rows: int, tiles: Tiles)
 
     The backbone's norms must be folded (`Backbone.folded`).
     """
-    config, num_rows = backbone.config, buffers.tables.size(0)
+    config, tables, num_rows = backbone.config, buffers.tables, buffers.tables.size(0)
     squares, hidden = buffers.squares[:, :rows], buffers.hidden[:rows]
     qkv, mixed, gated = buffers.qkv[:rows], buffers.mixed[:rows], buffers.gated[:rows]
     added = [tile.columns for tile in (tiles.out, tiles.down) if tile is not None]
     parts = -(-config.hidden_size // min(added, default=config.hidden_size))
     chained = tiles.chained
-    product = partial(
-        Product, squares=squares, num_rows=num_rows, parts=parts, eps=config.rms_norm_eps, chained=chained
-    )
+    eps = config.rms_norm_eps
+    product = partial(Product, squares=squares, num_rows=num_rows, parts=parts, eps=eps, chained=chained)
+    on_hopper = partial(HopperProduct, squares=squares, num_rows=num_rows, parts=parts, eps=eps, chained=chained)
 
-    def add(activations: torch.Tensor, weight: torch.Tensor, tile: Tile | None) -> Program:
-        """Add a product to the residual rows, with their sums of squares."""
+    def multiply(
+        kind: tl.constexpr,
+        activations: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        tile: Tile | HopperTile | None,
+        rotation: Rotation | None = None,
+    ) -> Program:
+        if isinstance(tile, HopperTile):
+            return [on_hopper(HOPPERS[kind.value], activations, weight, out, tile=tile, rotation=rotation).launch]
         if tile is not None:
-            return [product(ADDED, activations, weight, hidden, tile=tile).launch]
+            return [product(kind, activations, weight, out, tile=tile).launch]
+        assert kind is ADDED
         return [
-            partial(torch.addmm, hidden, activations, weight.T, out=hidden),
-            partial(sum_squares, hidden, squares, num_rows, parts, chained=chained),
+            partial(torch.addmm, out, activations, weight.T, out=out),
+            partial(sum_squares, out, squares, num_rows, parts, chained=chained),
         ]
 
+    is_prepared = isinstance(tiles.qkv, HopperTile)
     launches = embedding(backbone, buffers, rows, tiles, parts)
     for layer in backbone.layers:
+        norms = (layer.q_norm, layer.k_norm)
+        rotation = Rotation(tables["position"], buffers.cos, buffers.sin, *norms, config.num_heads, config.num_kv_heads)
         launches += [
-            product(SCALED, hidden, layer.qkv, qkv, tile=tiles.qkv).launch,
-            *attention(backbone, layer.q_norm, layer.k_norm, buffers, qkv, tiles),
-            *add(mixed, layer.out, tiles.out),
-            product(GATED, hidden, layer.gate_up, gated, tile=tiles.gate_up).launch,
-            *add(gated, layer.down, tiles.down),
+            *multiply(SCALED, hidden, layer.qkv, qkv, tiles.qkv, rotation),
+            *attention(backbone, *norms, buffers, qkv, tiles, is_prepared=is_prepared),
+            *multiply(ADDED, mixed, layer.out, hidden, tiles.out),
+            *multiply(GATED, hidden, layer.gate_up, gated, tiles.gate_up),
+            *multiply(ADDED, gated, layer.down, hidden, tiles.down),
         ]
     return launches + unmasking(backbone, buffers, rows, tiles, parts)
 
@@ -119,21 +136,37 @@ def embedding(backbone: Backbone, buffers: Buffers, rows: int, tiles: Tiles, par
 
 
 def attention(
-    backbone: Backbone, q_norm: torch.Tensor, k_norm: torch.Tensor, buffers: Buffers, qkv: torch.Tensor, tiles: Tiles
+    backbone: Backbone,
+    q_norm: torch.Tensor,
+    k_norm: torch.Tensor,
+    buffers: Buffers,
+    qkv: torch.Tensor,
+    tiles: Tiles,
+    *,
+    is_prepared: bool = False,
 ) -> Program:
-    """From `qkv` (rows, …) to as many rows of `buffers.mixed`."""
+    """From `qkv` (rows, …) to as many rows of `buffers.mixed`. `is_prepared`: its heads are normed and rotated."""
     config, tables = backbone.config, buffers.tables
     heads, rows = (config.num_heads, config.num_kv_heads), len(qkv)
-    max_items = buffers.capacity.items(rows, queries_per_item(*heads, tiles.attention))
-    shared = (buffers.cos, buffers.sin, config.rms_norm_eps, *heads)
-    attending = partial(
-        attend, qkv, buffers.mixed[:rows], tables["items"], tables.size(2), max_items, q_norm, k_norm, *shared,
+    max_items = buffers.capacity.items(rows, tiles.queries(*heads))
+    items = (tables["items"], tables.size(2), max_items)
+    prepare = partial(
+        prepare_heads, position=tables["position"], num_rows=tables.size(0),
+        cos=buffers.cos, sin=buffers.sin, eps=config.rms_norm_eps, chained=tiles.chained,
+    )  # fmt: skip
+    queries, keys = qkv[:, : config.query_width], qkv[:, config.query_width :][:, : config.key_width]
+    prepare_queries = partial(prepare, queries, norm=q_norm, factor=query_scale(config.head_dim))
+    prepare_keys = partial(prepare, keys, norm=k_norm)
+    mixed = buffers.mixed[:rows]
+    if tiles.attention is None:
+        attending = HopperAttention(qkv, mixed, *items, config.num_heads, chained=tiles.chained).launch
+        return [attending] if is_prepared else [prepare_queries, prepare_keys, attending]
+    attend_all = partial(
+        attend, qkv, mixed, *items, q_norm, k_norm, buffers.cos, buffers.sin,
+        config.rms_norm_eps, *heads,
         blocks=tiles.attention, keys_ready=tiles.prepares_keys, chained=tiles.chained,
     )  # fmt: skip
-    if not tiles.prepares_keys:
-        return [attending]
-    keys = partial(prepare_keys, qkv, tables["position"], tables.size(0), k_norm, *shared, chained=tiles.chained)
-    return [keys, attending]
+    return [prepare_keys, attend_all] if tiles.prepares_keys else [attend_all]
 
 
 def unmasking(backbone: Backbone, buffers: Buffers, rows: int, tiles: Tiles, parts: int) -> Program:

@@ -137,16 +137,17 @@ def _attend(
 
 
 @triton.jit
-def _prepare_keys(
-    qkv,
+def _prepare_heads(
+    heads,
     position,
     num_rows_at,
-    k_norm,
+    norm,
     cos,
     sin,
     eps,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
+    factor,
+    num_heads,
+    stride,
     HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     CHAINED: tl.constexpr,
@@ -155,52 +156,58 @@ def _prepare_keys(
     row = tl.program_id(0)
     if row >= tl.load(num_rows_at):
         return
-    DIM: tl.constexpr = 2 * HALF
-    STRIDE: tl.constexpr = (HEADS + 2 * KV_HEADS) * DIM
     head = tl.arange(0, BLOCK_HEADS)
     d = tl.arange(0, HALF)
-    is_head = head < KV_HEADS
-    pointers = qkv + row.to(tl.int64) * STRIDE + HEADS * DIM + head * DIM
+    is_head = head < num_heads
+    pointers = heads + row.to(tl.int64) * stride + head * (2 * HALF)
     first, second = _halves(pointers, is_head, d, HALF)
     c, s = _angles(cos, sin, tl.load(position + row) + head * 0, is_head, d, HALF)
-    first, second = _rotated(first, second, c, s, k_norm, d, eps, HALF)
+    first, second = _rotated(first, second, c, s, norm, d, eps, HALF)
     at = pointers[:, None] + d[None, :]
-    tl.store(at, first.to(qkv.dtype.element_ty), mask=is_head[:, None])
-    tl.store(at + HALF, second.to(qkv.dtype.element_ty), mask=is_head[:, None])
+    tl.store(at, (first * factor).to(heads.dtype.element_ty), mask=is_head[:, None])
+    tl.store(at + HALF, (second * factor).to(heads.dtype.element_ty), mask=is_head[:, None])
 
 
-def prepare_keys(
-    qkv: torch.Tensor,
+def prepare_heads(
+    heads: torch.Tensor,
     position: torch.Tensor,
     num_rows: torch.Tensor,
-    k_norm: torch.Tensor,
+    norm: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
     eps: float,
-    num_heads: int,
-    num_kv_heads: int,
+    factor: float = 1.0,
     chained: bool = False,
 ) -> None:
-    """Norm and rotate the keys in place, once, where many programs of `attend` would do it again for each their own.
+    """Norm, rotate and scale heads in place, once, where many programs of `attend` would each do it for their own.
 
-    `position` int32 (rows,) is each row's place in its sequence; the rest is as in `attend`.
+    `heads` (rows, heads · head_dim) are columns of the product's result, whose stride they have. `position` int32 (rows,)
+    is each row's place in its sequence; `num_rows` int32 on the device says how many count; the rest is as in `attend`.
     """
-    _prepare_keys[(len(qkv),)](
-        qkv,
+    head_dim = norm.shape[0]
+    num_heads = heads.shape[1] // head_dim
+    _prepare_heads[(len(heads),)](
+        heads,
         position,
         num_rows,
-        k_norm,
+        norm,
         cos,
         sin,
         eps,
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        HALF=k_norm.shape[0] // 2,
-        BLOCK_HEADS=triton.next_power_of_2(num_kv_heads),
-        num_warps=2,
+        factor,
+        num_heads,
+        heads.stride(0),
+        HALF=head_dim // 2,
+        BLOCK_HEADS=triton.next_power_of_2(num_heads),
+        num_warps=2 if num_heads <= 8 else 4,
         CHAINED=chained,
         launch_pdl=chained,
     )
+
+
+def query_scale(head_dim: int) -> float:
+    """What queries are multiplied by: softmax's own scale, and what makes its exponents those of two."""
+    return math.log2(math.e) / math.sqrt(head_dim)
 
 
 def queries_per_item(num_heads: int, num_kv_heads: int, blocks: Blocks = BLOCKS) -> int:
@@ -235,7 +242,7 @@ def attend(
 
     `items` int32 (max_items, 3) holds first row and length of a sequence, and the first query's position; `num_items`
     int32 on the device says how many count. `cos` and `sin` are (positions, head_dim / 2).
-    With `keys_ready` the keys have been through `prepare_keys`.
+    With `keys_ready` the keys have been through `prepare_heads`.
     """
     head_dim = q_norm.shape[0]
     half = head_dim // 2
@@ -249,7 +256,7 @@ def attend(
         cos,
         sin,
         eps,
-        math.log2(math.e) / math.sqrt(head_dim),
+        query_scale(head_dim),
         HEADS=num_heads,
         KV_HEADS=num_kv_heads,
         HALF=half,

@@ -14,6 +14,8 @@ from omnivoice.philox import CLASS_STREAM, EPSILON, POSITION_STREAM
 from omnivoice.sampling import num_class_candidates
 
 PICK_BLOCK = 1024
+PICK_WARPS = 4
+SCORE_WARPS = 2
 _EPSILON = tl.constexpr(EPSILON)
 _POSITION_STREAM = tl.constexpr(POSITION_STREAM)
 _CLASS_STREAM = tl.constexpr(CLASS_STREAM)
@@ -106,11 +108,14 @@ def _score(
     high = tl.load(request_key + request * 2 + 1).to(tl.uint32, bitcast=True)
     hot = tl.load(position_temperature + request)
     warm = tl.load(class_temperature + request)
+    # The published vocabulary is 1,024 codes and the mask, its last token, which is never drawn but has a probability:
+    # without it the block is a power of two, and no lane idles.
     vocabulary = tl.arange(0, BLOCK)
     at = (target.to(tl.int64) * CODEBOOKS + codebook) * vocab
-    values = tl.load(logits + at + vocabulary, mask=vocabulary < vocab, other=-float("inf"))
-    highest = tl.max(values, axis=0)
-    total = highest + tl.log(tl.sum(tl.exp(values - highest), axis=0))
+    values = tl.load(logits + at + vocabulary, mask=vocabulary < vocab - 1, other=-float("inf"))
+    last = tl.load(logits + at + vocab - 1)
+    highest = tl.maximum(tl.max(values, axis=0), last)
+    total = highest + tl.log(tl.sum(tl.exp(values - highest), axis=0) + tl.exp(last - highest))
     values = tl.where(vocabulary < mask_id, values, -float("inf"))
     best = tl.argmax(values, axis=0)
     confidence = tl.max(values, axis=0) - total
@@ -169,8 +174,8 @@ def score_cells(
         mask_id,
         num_class_candidates(vocab),
         CODEBOOKS=codebooks,
-        BLOCK=triton.next_power_of_2(vocab),
-        num_warps=4,
+        BLOCK=triton.next_power_of_2(vocab - 1),
+        num_warps=SCORE_WARPS,
         CHAINED=chained,
         launch_pdl=chained,
     )
@@ -260,7 +265,7 @@ def pick_cells(
         num_requests,
         CODEBOOKS=codes.shape[1],
         BLOCK=PICK_BLOCK,
-        num_warps=4,
+        num_warps=PICK_WARPS,
         CHAINED=chained,
         launch_pdl=chained,
     )

@@ -73,6 +73,11 @@ class ModelConfig:
         return self.num_heads * self.head_dim
 
     @property
+    def key_width(self) -> int:
+        """All key heads side by side; values have as many."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
     def qkv_width(self) -> int:
         """Columns of query, key and value heads together."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim

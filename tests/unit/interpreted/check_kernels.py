@@ -103,7 +103,8 @@ def test_attention_with_norm_and_rotation(heads: int, kv_heads: int, head_dim: i
     given = qkv.clone()
     if keys_ready:
         position = packing.positions.to(torch.int32)
-        attention.prepare_keys(qkv, position, number(num_rows), k_norm, cos, sin, EPS, heads, kv_heads)
+        keys = qkv[:, heads * head_dim :][:, : kv_heads * head_dim]
+        attention.prepare_heads(keys, position, number(num_rows), k_norm, cos, sin, EPS)
     attention.attend(
         qkv, out, table, number(len(items)), len(table), q_norm, k_norm, cos, sin, EPS, heads, kv_heads,
         keys_ready=keys_ready,
@@ -117,6 +118,24 @@ def test_attention_with_norm_and_rotation(heads: int, kv_heads: int, head_dim: i
     expected = SdpaAttention()(query, key, value, packing).flatten(1)
     torch.testing.assert_close(out[:num_rows], expected, rtol=1e-4, atol=1e-4)
     assert out[num_rows:].isnan().all()
+
+
+def test_heads_are_normed_rotated_and_scaled_in_place() -> None:
+    """Some columns of wider rows, and no rows beyond those that count."""
+    torch.manual_seed(6)
+    rows, heads, head_dim, num_rows = 5, 3, 32, 4
+    wide = torch.randn(rows, 5 * head_dim)
+    before, norm = wide.clone(), torch.rand(head_dim) + 0.5
+    position = torch.tensor([0, 3, 1, 2, 9], dtype=torch.int32)
+    angles = torch.arange(4.0)[:, None] * 1e4 ** -(torch.arange(0, head_dim, 2.0) / head_dim)
+    columns = slice(head_dim, (1 + heads) * head_dim)
+    attention.prepare_heads(wide[:, columns], position, number(num_rows), norm, angles.cos(), angles.sin(), EPS, 0.25)
+    expected = before.clone()
+    given = before[:num_rows, columns].view(num_rows, heads, head_dim)
+    at = position[:num_rows].long()
+    turned = _rotate(normed(given) * norm, angles.cos()[at][:, None], angles.sin()[at][:, None])
+    expected[:num_rows, columns] = 0.25 * turned.flatten(1)
+    torch.testing.assert_close(wide, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_embedding_takes_text_voice_and_targets() -> None:
