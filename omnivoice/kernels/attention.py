@@ -181,8 +181,9 @@ def prepare_heads(
 ) -> None:
     """Norm, rotate and scale heads in place, once, where many programs of `attend` would each do it for their own.
 
-    `heads` (rows, heads · head_dim) are columns of the product's result, whose stride they have. `position` int32 (rows,)
-    is each row's place in its sequence; `num_rows` int32 on the device says how many count; the rest is as in `attend`.
+    `heads` (rows, heads · head_dim) are columns of the product's result, whose stride they have. `position` int32
+    (rows,) is each row's place in its sequence; `num_rows` int32 on the device says how many count; the rest is as in
+    `attend`.
     """
     head_dim = norm.shape[0]
     num_heads = heads.shape[1] // head_dim

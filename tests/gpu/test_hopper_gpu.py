@@ -1,4 +1,4 @@
-"""The kernels for Hopper against float32 on the same device: tiles that are picked, both dtypes, part-filled batches."""
+"""The kernels for Hopper against float32 on the same device: all tiles, both dtypes, part-filled batches."""
 
 from __future__ import annotations
 
