@@ -14,8 +14,6 @@ import datetime
 import gc
 import json
 import random
-import shlex
-import sys
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -43,6 +41,7 @@ from bench.accuracy_texts import (
     word_errors,
     words,
 )
+from bench.command import shown_command
 from bench.peers.ours import wav_of
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisResult, VoicePrompt
 from omnivoice.chunk_run import ChunkRun
@@ -237,7 +236,7 @@ def keep(folder: Path, mode: str, spoken: Spoken, kept: dict[str, Any], results:
 def generate(arguments: argparse.Namespace) -> None:
     results: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": shlex.join(["python", "-m", "bench.accuracy", *sys.argv[1:]]),
+        "command": shown_command("bench.accuracy"),
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU",
         "torch": torch.__version__,
         "modes": {},

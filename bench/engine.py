@@ -13,9 +13,7 @@ import argparse
 import contextlib
 import datetime
 import json
-import shlex
 import subprocess
-import sys
 import tempfile
 import time
 import traceback
@@ -26,6 +24,7 @@ from typing import Any, Protocol
 
 import torch
 
+from bench.command import shown_command
 from bench.floors import floors
 from bench.peers.ours import MODES, OurEngine, RowCounter, checkpoint_of_size, make_work
 from bench.peers.process import PEERS, PeerFailed, PeerProcess, unpack_wheels
@@ -178,7 +177,7 @@ def run(arguments: argparse.Namespace, scratch: Path, stack: contextlib.ExitStac
     contenders: list[Contender] = [*bases, *engines, *peers]
     results: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": shlex.join(["python", "-m", "bench.engine", *sys.argv[1:]]),
+        "command": shown_command("bench.engine"),
         "device": torch.cuda.get_device_name() if arguments.device != "cpu" else "CPU",
         "torch": torch.__version__,
         "size": arguments.size,

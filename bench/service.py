@@ -17,7 +17,6 @@ import gc
 import json
 import os
 import random
-import shlex
 import sys
 import tempfile
 import threading
@@ -29,6 +28,7 @@ from typing import Any
 
 import torch
 
+from bench.command import shown_command
 from bench.peers.ours import OurEngine, checkpoint_of_size, make_work
 from bench.peers.process import PeerFailed
 from bench.peers.protocol import FRAME_RATE, Work
@@ -155,7 +155,7 @@ def run(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     with_engine = arguments.synthesizer == "engine"
     results: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": shlex.join(["python", "-m", "bench.service", *sys.argv[1:]]),
+        "command": shown_command("bench.service"),
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU",
         "torch": torch.__version__,
         "settings": {name: str(value) for name, value in vars(arguments).items()},

@@ -14,10 +14,8 @@ import datetime
 import heapq
 import json
 import random
-import shlex
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -30,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.command import shown_command
 from bench.peers.ours import MODES, checkpoint_of_size
 from bench.plot import markdown, percentile
 from bench.texts import mixed_texts
@@ -289,7 +288,7 @@ def main() -> None:
     figures = [trace.figures(arguments.warm_up) for trace in traces]
     results = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": shlex.join(["python", "-m", "bench.serving", *sys.argv[1:]]),
+        "command": shown_command("bench.serving"),
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU",
         "torch": torch.__version__,
         "figures": figures,

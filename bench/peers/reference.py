@@ -55,6 +55,8 @@ def load(site: Path, folder: Path, dtype: torch.dtype, device: torch.device) -> 
     missing = [name for name in AUDIO_PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is None]
     empty_modules(*missing)
     reference = Reference(folder, dtype, device)
-    if not Path(reference.info["file"]).is_relative_to(site):
-        raise RuntimeError(f"{reference.info['file']} is not the reference package")
+    file = Path(reference.info["file"])
+    if not file.is_relative_to(site):
+        raise RuntimeError(f"{file} is not the reference package")
+    reference.info["file"] = str(file.relative_to(site))
     return reference

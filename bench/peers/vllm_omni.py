@@ -196,7 +196,7 @@ class VllmOmni:
             "fa3_fwd": flash_attention_3,
             "cuda_graphs": str(generator._cuda_graph_fwd is not None and device.type == "cuda"),
             "triton_kernels": str(generator_module._TRITON_AVAILABLE),
-            "file": str(generator_module.__file__),
+            "file": str(Path(str(generator_module.__file__)).relative_to(site)),
         }
 
     def generate(self, work: Work) -> list[torch.Tensor]:
