@@ -218,6 +218,7 @@ def _build_engine(settings: Settings) -> Synthesizer:
         max_batch_requests=settings.max_batch_requests,
         max_batch_tokens=settings.max_batch_tokens,
         deterministic=settings.deterministic,
+        fp8=settings.fp8,
         memory_gib=settings.memory_gib,
     )
     try:

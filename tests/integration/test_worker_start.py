@@ -10,6 +10,8 @@ import pytest
 from servers import S3Server, free_ports
 from workers import REPOSITORY, run_worker
 
+CHECKPOINT = REPOSITORY / "tests" / "golden" / "checkpoint"
+
 
 def failed_start(environment: dict[str, str], **variables: str) -> str:
     """The one line on standard error of a worker that must not start."""
@@ -68,6 +70,11 @@ def test_checkpoint_without_weights(environment: dict[str, str], tmp_path: Path)
     (tmp_path / "config.json").write_text("{}")
     line = failed_start(environment, OMNIVOICE_SYNTHESIZER="engine", OMNIVOICE_MODEL=str(tmp_path))
     assert str(tmp_path) in line or "config.json" in line
+
+
+def test_fp8_without_a_gpu(environment: dict[str, str]) -> None:
+    engine = {"OMNIVOICE_SYNTHESIZER": "engine", "OMNIVOICE_MODEL": str(CHECKPOINT), "OMNIVOICE_DEVICE": "cpu"}
+    assert "fp8: needs CUDA, not cpu" in failed_start(environment, **engine, OMNIVOICE_FP8="1")
 
 
 def test_settings_are_printed_without_secrets(environment: dict[str, str], tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class Settings(BaseModel):
     mode: Literal["request", "step"] = Field("request", description="join batches between requests or between steps")
 
     deterministic: bool = Field(False, description="on CUDA: the same codes bit for bit in any batch, a little slower")
+    fp8: bool = Field(False, description="on CUDA: products in e4m3, faster in full batches and less exact")
     memory_gib: float | None = Field(None, gt=0, le=10_000, description="on CUDA: no graph is captured beyond it")
 
     # Windows
