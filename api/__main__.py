@@ -19,6 +19,7 @@ from typing import NoReturn
 from api.access import check_exposure, parse_origins
 from api.keys import load_keys, new_key
 from api.logs import logging_config
+from api.metrics import parse_readers, share_between_processes
 from worker.jobs.errors import StartupError
 from worker.jobs.settings import Settings
 from worker.jobs.startup import check_redis, check_storage
@@ -56,7 +57,9 @@ def _print_new_key(name: str) -> int:
 def _prepare() -> tuple[Settings, socket.socket]:
     """Check settings, keys, Redis and bucket, and take the port. Raises `StartupError`."""
     settings = Settings.from_environment(os.environ)
-    check_exposure(settings, load_keys(settings.api_keys_file))
+    keys = load_keys(settings.api_keys_file)
+    check_exposure(settings, keys)
+    parse_readers(settings, keys)
     parse_origins(settings.cors_origins)
     check_redis(settings)
     check_storage(settings)
@@ -87,6 +90,7 @@ def _serve(settings: Settings, listener: socket.socket) -> NoReturn:
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     _log.info("starting", extra={"fields": {"address": address, "settings": settings.describe()}})
+    share_between_processes(settings)
     command = [sys.executable, "-m", "gunicorn", "--config", "python:api.gunicorn_conf"]
     command += ["--bind", f"fd://{listener.fileno()}", "api.wsgi:build()"]
     sys.stderr.flush()

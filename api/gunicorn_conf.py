@@ -12,6 +12,7 @@ from typing import Any
 
 from api.app import STOPPING
 from api.logs import logging_config
+from api.metrics import remove_shared
 from worker.jobs.settings import Settings
 
 PR_SET_PDEATHSIG = 1
@@ -51,3 +52,7 @@ def post_worker_init(worker: Any) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.siginterrupt(signal.SIGTERM, False)
+
+
+def on_exit(_server: Any) -> None:
+    remove_shared()

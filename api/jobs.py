@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from flask import Blueprint, Response, g, redirect, request, url_for
 from werkzeug.wrappers import Response as AnyResponse
 
+from api import tracing
 from api.problems import ProblemError, not_allowed
 from api.reading import AUDIO_PART, Submission, idempotency_key, read_submission, wait_seconds
 from api.waiting import LongPoll
@@ -63,6 +64,7 @@ class JobRoutes:
             # No media type of the client's choosing: a browser must not run these bytes as a page.
             self.store.put(new.reference_key, submission.audio, "application/octet-stream")
         record, created = self.ledger.submit(new)
+        g.job_id = record.id  # for the log
         if created:
             self._announce(record)
         response = self._job(record, 202)
@@ -120,6 +122,7 @@ class JobRoutes:
             warnings=(*planned.warnings, *(clip.warnings if clip is not None else ())),
             idempotency_key=key,
             fingerprint=_fingerprint(submission, digest),
+            trace=tracing.current(),
         )
 
     def _announce(self, record: JobRecord) -> None:

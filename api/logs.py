@@ -14,6 +14,7 @@ from typing import Any
 
 from flask import Flask, Response, g, request
 
+from api import tracing
 from worker.jobs import names
 
 _access_log = logging.getLogger("api.access")
@@ -30,6 +31,8 @@ class JsonFormatter(logging.Formatter):
             "pid": record.process,
             "event": record.getMessage(),
         }
+        if (trace := tracing.current()) is not None:
+            line["trace_id"] = trace.trace_id
         line.update(getattr(record, "fields", {}))
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = record.exc_info[0].__qualname__
@@ -66,7 +69,7 @@ def register(app: Flask) -> None:
     @app.after_request
     def write_line(response: Response) -> Response:
         started_seconds = g.get("started_seconds", time.perf_counter())
-        job_id = str((request.view_args or {}).get("job_id"))
+        job_id = g.get("job_id") or str((request.view_args or {}).get("job_id"))
         fields = {
             "method": request.method,
             "route": request.url_rule.rule if request.url_rule is not None else None,
@@ -75,6 +78,6 @@ def register(app: Flask) -> None:
             "owner": g.get("owner"),
             "job": job_id if names.is_job_id(job_id) else None,
         }
-        level = logging.DEBUG if request.path in ("/livez", "/readyz") else logging.INFO
+        level = logging.DEBUG if request.path in ("/livez", "/readyz", "/metrics") else logging.INFO
         _access_log.log(level, "request", extra={"fields": fields})
         return response

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from worker import metrics
 from worker.jobs.errors import StartupError
 from worker.jobs.settings import Settings
 from worker.jobs.startup import check_redis, check_storage
@@ -47,6 +48,7 @@ def _start(settings: Settings) -> Worker:
     """Everything that the worker needs, checked and loaded. Raises `StartupError`."""
     check_redis(settings)
     check_storage(settings)
+    metrics.serve(settings)
     # Imported late: a missing Redis is told at once, not after the seconds that the model's libraries take to load.
     from worker.app import Worker  # noqa: PLC0415
     from worker.synthesizers import build_synthesizer  # noqa: PLC0415

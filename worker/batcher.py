@@ -8,6 +8,7 @@ runs between two steps: an engine's CUDA graphs and memory pool belong to one th
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -15,8 +16,11 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from omnivoice.errors import GenerationFailed, OmniVoiceError
+from omnivoice.request import SynthesisResult
+from worker import metrics
 from worker.calls import Call, CallQueue
-from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected, Synthesized
+from worker.closing import CloseReason, close_reason
+from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected
 from worker.jobs.ledger import Claim
 from worker.occupancy import Occupancy
 from worker.synthesizers import Synthesizer
@@ -66,6 +70,7 @@ class Batcher:
         self._is_draining = False
         self._surrendered: str | None = None
         self._num_failures = 0
+        self._close_reason = CloseReason.MAX_WAIT  # of the last window; the batcher's thread alone uses it
         self._thread = threading.Thread(target=self._serve, name="batcher", daemon=True)
 
     def run(self) -> None:
@@ -81,7 +86,7 @@ class Batcher:
             else:
                 self._waiting.append(entry)
                 self._changed.notify()
-        logger.debug("waits for a window", extra=_names(entry))
+        logger.debug("waits for a window", extra=entry.claim.log_fields)
         return entry.future
 
     def settle(self, entry: Entry) -> None:
@@ -210,12 +215,23 @@ class Batcher:
         with self._changed:
             members = self._joiners() if self._inside.num_running else self._wait_for_window()
             entries = [self._waiting[index] for index in members]
-            self._waiting = [entry for entry in self._waiting if entry not in entries]
             if entries:
+                self._close_reason = self._reason(members)
                 self._busy_since = time.monotonic()
+            self._waiting = [entry for entry in self._waiting if entry not in entries]
             if self._is_draining:
                 self._hand_back_waiting()
             return entries
+
+    def _reason(self, members: tuple[int, ...]) -> CloseReason:
+        return close_reason(
+            self._candidates(),
+            members,
+            self._limits,
+            self._inside.load,
+            joins_between_steps=self._joins_between_steps,
+            is_draining=self._is_draining,
+        )
 
     def _wait_for_window(self) -> tuple[int, ...]:
         """The members of the next window, once it has closed; none where a call or a step is due before."""
@@ -248,6 +264,11 @@ class Batcher:
 
     def _open(self, entries: list[Entry]) -> None:
         closed_at = time.monotonic()
+        window = f"win_{secrets.token_hex(8)}"
+        members = [entry.candidate for entry in entries]
+        metrics.window_closed(self._close_reason, members, closed_at)
+        sizes = {"jobs": len(members), "tokens": sum(member.num_tokens for member in members)}
+        logger.info("window closed", extra={"window": window, "reason": self._close_reason.value, **sizes})
         try:
             granted = self._start_claims([entry.claim for entry in entries])
         except Exception as error:  # noqa: BLE001  whatever it was, the window must not hang with its leases held
@@ -258,14 +279,14 @@ class Batcher:
             entries = []
         for entry, may_run in zip(entries, granted, strict=True):
             if may_run:
-                self._add(entry, closed_at)
+                self._add(entry, closed_at, window)
             else:
                 entry.resolve(NotStarted())
         with self._changed:
             self._busy_since = None
             self._inside.note_batch_size()
 
-    def _add(self, entry: Entry, closed_at: float) -> None:
+    def _add(self, entry: Entry, closed_at: float, window: str) -> None:
         if self._surrendered is not None:  # while the ledger was asked
             entry.resolve(HandedBack(self._surrendered))
             return
@@ -274,11 +295,12 @@ class Batcher:
         except OmniVoiceError as error:
             entry.resolve(Rejected(error))
         except Exception as error:
-            logger.exception("request not accepted", extra=_names(entry))
+            logger.exception("request not accepted", extra=entry.claim.log_fields)
             entry.resolve(Rejected(GenerationFailed(f"the synthesizer did not accept the request: {error}")))
         else:
             with self._changed:
-                self._inside.add(entry, closed_at)
+                self._inside.add(entry, closed_at, window)
+            logger.info("started", extra=entry.claim.log_fields | {"window": window})
 
     def _step(self) -> None:
         with self._changed:
@@ -287,9 +309,10 @@ class Batcher:
         try:
             for request_id in aborted:
                 self._synthesizer.abort(request_id)
-            ended = self._synthesizer.step()
+            ended = self._timed_step()
             generated = self._synthesizer.take_generated()
         except Exception as error:
+            metrics.BATCHES_FAILED.inc()
             logger.exception("step failed with %d requests", len(self._inside.entries))
             self._recover(error)
             return
@@ -301,7 +324,13 @@ class Batcher:
                 occupant = self._inside.end(request_id)
                 self._aborted.discard(request_id)
             if occupant is not None:
-                occupant.entry.resolve(Synthesized(result, occupant.closed_at, occupant.batch_size))
+                occupant.entry.resolve(occupant.synthesized(result))
+
+    def _timed_step(self) -> list[tuple[str, SynthesisResult]]:
+        if not self._inside.num_running:  # it only collects what has been finished
+            return self._synthesizer.step()
+        with metrics.STEP_SECONDS.time():
+            return self._synthesizer.step()
 
     def _recover(self, error: Exception) -> None:
         """After a step that raised: nobody knows whose fault it was, so all are retried, each alone."""
@@ -332,7 +361,3 @@ class Batcher:
             logger.exception("the synthesizer could not be emptied")
             return False
         return self._synthesizer.num_unfinished == 0
-
-
-def _names(entry: Entry) -> dict[str, object]:
-    return {"job": entry.claim.id, "attempt": entry.claim.attempts + 1}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from worker import metrics
 from worker.jobs.errors import QueueUnavailable
 from worker.jobs.ledger import Claim, Hold, Ledger
 
@@ -50,11 +51,13 @@ class Leases:
         lease = Lease(claim)
         with self._lock:
             self._held[key] = lease
+            metrics.JOBS_HELD.set(len(self._held))
         try:
             yield lease
         finally:
             with self._lock:
                 del self._held[key]
+                metrics.JOBS_HELD.set(len(self._held))
 
     def claims(self) -> list[Claim]:
         with self._lock:
@@ -79,6 +82,10 @@ class Leases:
         newest = {lease.claim.id: lease for lease in sorted(leases, key=lambda lease: lease.claim.token)}
         states = self._ledger.heartbeat([lease.claim for lease in newest.values()])
         for lease in leases:
-            lease.state = states[lease.claim.id] if lease is newest[lease.claim.id] else Hold.LOST
+            state = states[lease.claim.id] if lease is newest[lease.claim.id] else Hold.LOST
+            if state is Hold.LOST and lease.state is not Hold.LOST:
+                metrics.LEASES_LOST.inc()
+                logger.warning("lease lost", extra=lease.claim.log_fields)
+            lease.state = state
             if lease.state is not Hold.HELD:
                 self._on_gone(lease.claim)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from worker.entry import Entry
+from omnivoice.request import SynthesisResult
+from worker.entry import Entry, Synthesized
 from worker.window import Load
 
 
@@ -15,7 +16,11 @@ class Occupant:
 
     entry: Entry
     closed_at: float
+    window: str
     batch_size: int = 1
+
+    def synthesized(self, result: SynthesisResult) -> Synthesized:
+        return Synthesized(result, self.closed_at, self.batch_size, self.window)
 
 
 class Occupancy:
@@ -60,8 +65,8 @@ class Occupancy:
             num_unsettled=len(self._unsettled),
         )
 
-    def add(self, entry: Entry, closed_at: float) -> None:
-        self._running[entry.request_id] = Occupant(entry, closed_at)
+    def add(self, entry: Entry, closed_at: float, window: str) -> None:
+        self._running[entry.request_id] = Occupant(entry, closed_at, window)
 
     def note_batch_size(self) -> None:
         """In step mode the size changes while a request runs: it reports the largest it was part of."""

@@ -12,61 +12,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+from api_processes import lives, run_api
 from api_service import AUDIO, REF_TEXT, clip, succeed_job
 from redis import Redis
 from servers import free_ports, wait_until
 
 from worker.jobs.settings import Settings
-
-START_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class ApiProcess:
-    """A running API: its base URL, its process and the file of its standard error."""
-
-    url: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def lines(self) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
-
-
-@contextlib.contextmanager
-def _run_api(environment: dict[str, str], folder: Path, port: int | None = None) -> Iterator[ApiProcess]:
-    port = port or free_ports(1)[0]
-    log = folder / "api.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "api"],
-            env={**environment, "OMNIVOICE_API_PORT": str(port)},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    api = ApiProcess(f"http://127.0.0.1:{port}", process, log)
-    try:
-        wait_until(lambda: process.poll() is not None or _lives(api.url), START_SECONDS, "the API's start")
-        assert process.poll() is None, log.read_text()
-        yield api
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        finally:
-            process.kill()
-
-
-def _lives(url: str) -> bool:
-    with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{url}/livez", timeout=5).status_code == 200
-    return False
 
 
 def _fail_to_start(environment: dict[str, str], *named: str) -> None:
@@ -148,7 +104,7 @@ def test_new_key_opens_the_service(environment: dict[str, str], tmp_path: Path) 
     keys_file = tmp_path / "keys.json"
     keys_file.write_text(json.dumps({"keys": [entry]}))
     variables = {"OMNIVOICE_API_KEYS_FILE": str(keys_file), "OMNIVOICE_API_HOST": "0.0.0.0"}
-    with _run_api({**environment, **variables}, tmp_path) as api:
+    with run_api({**environment, **variables}, tmp_path) as api:
         assert httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}).status_code == 401
         headers = {"Authorization": f"Bearer {token}"}
         assert httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}, headers=headers).status_code == 202
@@ -168,7 +124,7 @@ def test_new_key_refuses_a_bad_name() -> None:
 
 
 def test_a_job_from_submission_to_audio(environment: dict[str, str], settings: Settings, tmp_path: Path) -> None:
-    with _run_api(environment, tmp_path) as api, httpx.Client(base_url=api.url, timeout=30) as client:
+    with run_api(environment, tmp_path) as api, httpx.Client(base_url=api.url, timeout=30) as client:
         assert client.get("/readyz").json() == {"status": "ready"}
         submitted = client.post("/v1/jobs", json={"text": "The quick brown fox speaks privately."})
         assert submitted.status_code == 202
@@ -213,7 +169,7 @@ def test_importing_the_api_loads_no_torch() -> None:
 
 
 def test_start_is_logged_with_settings_and_without_secrets(environment: dict[str, str], tmp_path: Path) -> None:
-    with _run_api(environment, tmp_path) as api:
+    with run_api(environment, tmp_path) as api:
         httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}, headers={"Authorization": "Bearer s3cr3t"})
     lines = api.lines()
     start = next(line for line in lines if line["event"] == "starting")
@@ -233,7 +189,7 @@ def test_too_large_without_a_length(environment: dict[str, str], tmp_path: Path)
             yield b"a" * 1024
         yield b'"}'
 
-    with _run_api({**environment, "OMNIVOICE_MAX_REQUEST_BYTES": "16384"}, tmp_path) as api:
+    with run_api({**environment, "OMNIVOICE_MAX_REQUEST_BYTES": "16384"}, tmp_path) as api:
         answer = httpx.post(f"{api.url}/v1/jobs", content=body(), headers={"Content-Type": "application/json"})
     assert answer.status_code == 413, answer.text
     assert answer.headers["Content-Type"] == "application/problem+json"
@@ -242,7 +198,7 @@ def test_too_large_without_a_length(environment: dict[str, str], tmp_path: Path)
 def test_sigterm_ends_long_polls_and_the_process(
     environment: dict[str, str], redis_client: Redis, tmp_path: Path
 ) -> None:
-    with _run_api(environment, tmp_path) as api:
+    with run_api(environment, tmp_path) as api:
         location = httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}).headers["Location"]
         answers: list[httpx.Response] = []
 
@@ -276,7 +232,7 @@ def test_killed_api_can_be_started_again_at_once(environment: dict[str, str], tm
             while not over.wait(0.05):
                 client.get("/livez")
 
-    with _run_api(environment, tmp_path, port) as api:
+    with run_api(environment, tmp_path, port) as api:
         client = threading.Thread(target=poll, args=(api.url,))
         client.start()
         orphans = psutil.Process(api.process.pid).children()
@@ -286,8 +242,8 @@ def test_killed_api_can_be_started_again_at_once(environment: dict[str, str], tm
         try:
             psutil.wait_procs(orphans, timeout=10)
             assert not any(orphan.is_running() for orphan in orphans)
-            with _run_api(environment, tmp_path, port) as again:
-                assert _lives(again.url)
+            with run_api(environment, tmp_path, port) as again:
+                assert lives(again.url)
         finally:
             over.set()
             client.join(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,14 @@ def test_checkpoint_without_weights(environment: dict[str, str], tmp_path: Path)
     (tmp_path / "config.json").write_text("{}")
     line = failed_start(environment, OMNIVOICE_SYNTHESIZER="engine", OMNIVOICE_MODEL=str(tmp_path))
     assert str(tmp_path) in line or "config.json" in line
+
+
+def test_a_taken_port_of_metrics_is_named(environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = failed_start(environment, OMNIVOICE_WORKER_METRICS_PORT=str(port))
+    assert line.startswith("OMNIVOICE_WORKER_METRICS_PORT: ")
+    assert str(port) in line
 
 
 def test_settings_are_printed_without_secrets(environment: dict[str, str], tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from worker.jobs.errors import IdempotencyConflict, QueueFull, QueueUnavailable
 from worker.jobs.models import JobError, JobRequest, JobResult, Queue, Status
 from worker.jobs.records import (
     POISON,
-    SCHEMA,
     UNREADABLE,
     CancelOutcome,
     Claim,
@@ -33,9 +32,12 @@ from worker.jobs.records import (
     NewJob,
     Refusal,
     RefusalReason,
+    is_readable,
 )
 from worker.jobs.scripts import Scripts
 from worker.jobs.settings import Settings
+from worker.jobs.stats import LedgerStats, read_stats
+from worker.jobs.tracing import trace_id_of
 
 __all__ = ["CancelOutcome", "Claim", "Hold", "JobRecord", "Ledger", "NewJob", "Refusal", "RefusalReason"]
 
@@ -122,6 +124,11 @@ class Ledger:
                 pipeline.zcard(names.leases_key(self._prefix, queue.value))
             counts: list[int] = pipeline.execute()
         return {queue: counts[2 * i] + counts[2 * i + 1] for i, queue in enumerate(Queue)}
+
+    def stats(self) -> LedgerStats:
+        """What metrics are made of, in one round trip."""
+        with _redis_errors():
+            return read_stats(self._redis, self._prefix)
 
     def ping(self) -> None:
         """Return when Redis answers."""
@@ -218,12 +225,12 @@ class Ledger:
             return bool(self._scripts.run("finish", [key], token, status.value, self._retention_ms, *pairs))
 
     def _read(self, fields: Mapping[str, str]) -> JobRecord:
-        if int(fields["schema"]) > SCHEMA:
+        if not is_readable(fields):
             raise QueueUnavailable(f"{fields['id']} belongs to a newer release; ask an API of that release")
         return JobRecord.from_hash(fields)
 
     def _read_claim(self, job_id: str, fields: Sequence[str]) -> Claim | Refusal:
-        token, attempts, body, reference_key, estimate, created, queue, warnings = fields
+        token, attempts, body, reference_key, estimate, created, queue, warnings, traceparent = fields
         try:
             request = JobRequest.model_validate_json(body)
         except ValidationError:
@@ -240,6 +247,7 @@ class Ledger:
             created_at_ms=int(created),
             queue=Queue(queue),
             warnings=tuple(json.loads(warnings)),
+            trace_id=trace_id_of(traceparent),
         )
 
 

@@ -218,6 +218,7 @@ class Job(BaseModel):
     result: JobResult | None = None
     batch: str | None = None
     metadata: dict[str, str] = Field(default_factory=dict)
+    trace_id: str | None = Field(None, description="W3C trace that the job was submitted in; log lines carry it")
     links: dict[str, str] = Field(default_factory=dict)
 
     def to_json(self) -> str:

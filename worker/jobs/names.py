@@ -36,6 +36,16 @@ def leases_key(prefix: str, queue: str) -> str:
     return f"{prefix}:leases:{queue}"
 
 
+def ages_key(prefix: str, queue: str) -> str:
+    """Redis sorted set: a queue's unfinished jobs, scored by the ms at which they were submitted."""
+    return f"{prefix}:ages:{queue}"
+
+
+def totals_key(prefix: str) -> str:
+    """Redis hash: how many jobs were submitted, ended, retried … since the ledger began, by queue."""
+    return f"{prefix}:totals"
+
+
 def ended_channel(prefix: str) -> str:
     """Redis channel on which the id of each job that ends is published."""
     return f"{prefix}:ended"

@@ -21,6 +21,7 @@ local function each(set, look)
     local job = read(key)
     if not job then
       redis.call('ZREM', set, id)
+      redis.call('ZREM', ages_key(queue), id)
     elseif job.schema > SCHEMA then
       redis.call('ZADD', set, now + announce_ms, id)
       ids[#ids + 1] = id
@@ -31,6 +32,7 @@ local function each(set, look)
 end
 
 each(leases, function(id, key, job)
+  count('lapsed', queue)
   if job.cancel then  -- its worker died before it could heed the cancel
     finish(key, job, 'cancelled', retention_ms)
   elseif is_expired(job) then

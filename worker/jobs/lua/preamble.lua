@@ -24,6 +24,17 @@ local function passed_key(queue)
   return ARGV[1] .. ':passed:' .. queue
 end
 
+-- Every unfinished job of a queue, scored by the ms at which it came: the first is the oldest.
+local function ages_key(queue)
+  return ARGV[1] .. ':ages:' .. queue
+end
+
+-- Totals since the ledger began, for metrics, by queue. Counted here, in the script that changes the job: a worker that
+-- dies takes its own counts along, and these are the ones that tell of it.
+local function count(what, queue, number)
+  redis.call('HINCRBY', ARGV[1] .. ':totals', what .. ':' .. queue, number or 1)
+end
+
 -- The record's small fields, numbers as numbers, absent ones nil; nil where there is no record.
 local function read(key)
   local fields = {'id', 'schema', 'status', 'queue', 'token', 'attempts', 'lease_ms', 'expires_ms', 'announced_ms',
@@ -34,6 +45,7 @@ local function read(key)
   for _, field in ipairs({'schema', 'token', 'attempts', 'lease_ms', 'expires_ms', 'announced_ms'}) do
     job[field] = tonumber(job[field])
   end
+  job.schema = job.schema or math.huge  -- of a version that nobody here knows
   return job
 end
 
@@ -56,6 +68,9 @@ local function finish(key, job, status, retention_ms, ...)
   redis.call('HDEL', key, 'lease_ms', 'nonce')
   redis.call('ZREM', due_key(job.queue), job.id)
   redis.call('ZREM', leases_key(job.queue), job.id)
+  redis.call('ZREM', ages_key(job.queue), job.id)
+  count('ended:' .. status, job.queue)
+  count('attempts', job.queue, job.attempts)
   redis.call('PEXPIRE', key, retention_ms)
   redis.call('PUBLISH', ARGV[1] .. ':ended', job.id)
 end

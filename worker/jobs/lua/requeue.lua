@@ -10,5 +10,6 @@ if job.cancel then
   return 0
 end
 if attempt == 'give_back' and job.counted then redis.call('HINCRBY', KEYS[1], 'attempts', -1) end
+if attempt == 'keep' then count('retried', job.queue) end
 requeue(KEYS[1], job, now + delay_ms)
 return 1
