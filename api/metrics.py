@@ -116,6 +116,7 @@ def _totals(stats: LedgerStats) -> Iterator[Metric]:
         "omnivoice_job_attempts": ("Attempts of the jobs that have ended", "attempts"),
         "omnivoice_job_retries": ("Jobs that were queued again after an attempt that failed", "retried"),
         "omnivoice_leases_lapsed": ("Leases that ended without a word of their worker", "lapsed"),
+        "omnivoice_jobs_requeued": ("Failed jobs that an operator queued again", "requeued"),
         "omnivoice_poison_jobs": ("Jobs that failed since each attempt was lost with its worker", "poison"),
     }
     for name, (description, attribute) in simple.items():

@@ -16,7 +16,8 @@ class QueueStats:
     """One queue. `oldest_seconds` is the age of its oldest unfinished job, None where there is none.
 
     The totals only grow. `attempts` are those of jobs that have ended; `lapsed` leases ended without a word of their
-    worker; `poison` jobs were lost with it in each of their attempts.
+    worker; `poison` jobs were lost with it in each of their attempts;
+    `requeued` ones had failed, and an operator queued them again: they end once more.
     """
 
     num_waiting: int
@@ -28,6 +29,7 @@ class QueueStats:
     retried: int
     lapsed: int
     poison: int
+    requeued: int
 
 
 LedgerStats = Mapping[Queue, QueueStats]
@@ -71,4 +73,5 @@ def _queue_stats(
         retried=total("retried"),
         lapsed=total("lapsed"),
         poison=total("poison"),
+        requeued=total("requeued"),
     )
