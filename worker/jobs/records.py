@@ -12,7 +12,10 @@ from worker.jobs.models import Job, JobError, JobRequest, JobResult, Queue, Stat
 from worker.jobs.tracing import TraceContext, trace_id_of
 
 SCHEMA = 1
-"""Version of the record's fields. A process leaves a record with a higher one alone: it belongs to a newer release."""
+"""Version of the record's fields. A process leaves a record with a higher one alone: it belongs to a newer release.
+
+A field that older releases can do without needs no new version. One that they would misread does; then `from_hash` and
+the scripts have to read both, as long as a record of the old one may be there (`retention_hours` after the last)."""
 
 POISON = JobError(
     type="poison",

@@ -21,7 +21,6 @@ local function each(set, look)
     local job = read(key)
     if not job then
       redis.call('ZREM', set, id)
-      redis.call('ZREM', ages_key(queue), id)
     elseif job.schema > SCHEMA then
       redis.call('ZADD', set, now + announce_ms, id)
       ids[#ids + 1] = id
@@ -56,4 +55,10 @@ each(due, function(id, key, job)
   end
   redis.call('ZADD', due, look_at(job, now + wait_ms), id)
 end)
+
+-- The oldest that are no longer unfinished: removed by hand, or ended by a worker of a release that kept no ages.
+for _, id in ipairs(redis.call('ZRANGE', ages_key(queue), 0, 99)) do
+  local job = read(ARGV[1] .. ':job:' .. id)
+  if not job or (job.schema <= SCHEMA and FINAL[job.status]) then redis.call('ZREM', ages_key(queue), id) end
+end
 return ids
