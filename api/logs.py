@@ -69,7 +69,7 @@ def register(app: Flask) -> None:
     @app.after_request
     def write_line(response: Response) -> Response:
         started_seconds = g.get("started_seconds", time.perf_counter())
-        job_id = g.get("job_id") or str((request.view_args or {}).get("job_id"))
+        job_id = str(g.get("job_id") or (request.view_args or {}).get("job_id"))
         fields = {
             "method": request.method,
             "route": request.url_rule.rule if request.url_rule is not None else None,

@@ -115,6 +115,7 @@ def _totals(stats: LedgerStats) -> Iterator[Metric]:
         "omnivoice_jobs_submitted": ("Jobs that were accepted", "submitted"),
         "omnivoice_job_attempts": ("Attempts of the jobs that have ended", "attempts"),
         "omnivoice_job_retries": ("Jobs that were queued again after an attempt that failed", "retried"),
+        "omnivoice_jobs_announced_again": ("Overdue jobs whose message was sent again", "announced"),
         "omnivoice_leases_lapsed": ("Leases that ended without a word of their worker", "lapsed"),
         "omnivoice_jobs_requeued": ("Failed jobs that an operator queued again", "requeued"),
         "omnivoice_poison_jobs": ("Jobs that failed since each attempt was lost with its worker", "poison"),

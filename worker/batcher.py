@@ -20,7 +20,7 @@ from omnivoice.request import SynthesisResult
 from worker import metrics
 from worker.calls import Call, CallQueue
 from worker.closing import CloseReason, close_reason
-from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected
+from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected, Synthesized
 from worker.jobs.ledger import Claim
 from worker.occupancy import Occupancy
 from worker.synthesizers import Synthesizer
@@ -324,7 +324,8 @@ class Batcher:
                 occupant = self._inside.end(request_id)
                 self._aborted.discard(request_id)
             if occupant is not None:
-                occupant.entry.resolve(occupant.synthesized(result))
+                entry, window = occupant.entry, occupant.window
+                entry.resolve(Synthesized(result, occupant.closed_at, occupant.batch_size, window))
 
     def _timed_step(self) -> list[tuple[str, SynthesisResult]]:
         if not self._inside.num_running:  # it only collects what has been finished

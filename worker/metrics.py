@@ -58,7 +58,6 @@ UPLOAD_BYTES = Counter("omnivoice_upload_bytes", "Bytes of the audio objects tha
 UPLOAD_FAILURES = Counter("omnivoice_upload_failures", "Tries to upload that the object store did not accept")
 LEASES_LOST = Counter("omnivoice_worker_leases_lost", "Leases that this worker held and found to be lost")
 JOBS_HELD = Gauge("omnivoice_worker_jobs_held", "Jobs that this worker holds a lease on")
-ANNOUNCED_AGAIN = Counter("omnivoice_jobs_announced_again", "Overdue jobs that this worker published again", ["queue"])
 
 
 def serve(settings: Settings) -> None:

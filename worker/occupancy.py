@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from omnivoice.request import SynthesisResult
-from worker.entry import Entry, Synthesized
+from worker.entry import Entry
 from worker.window import Load
 
 
@@ -18,9 +17,6 @@ class Occupant:
     closed_at: float
     window: str
     batch_size: int = 1
-
-    def synthesized(self, result: SynthesisResult) -> Synthesized:
-        return Synthesized(result, self.closed_at, self.batch_size, self.window)
 
 
 class Occupancy:

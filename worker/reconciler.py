@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable
 
-from worker import metrics
 from worker.jobs.errors import QueueUnavailable
 from worker.jobs.ledger import Ledger
 from worker.jobs.models import Queue
@@ -57,6 +56,5 @@ class Reconciler:
         overdue = self._ledger.overdue(MAX_LOOKS_PER_ROUND)
         for job_id, queue in overdue:
             if self._publish(job_id, queue):
-                metrics.ANNOUNCED_AGAIN.labels(queue.value).inc()
                 logger.info("published again", extra={"job": job_id})
         return len(overdue)

@@ -17,7 +17,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from api_processes import lives, run_api
+from api_processes import lives as _lives
+from api_processes import run_api as _run_api
 from api_service import AUDIO, REF_TEXT, clip, succeed_job
 from redis import Redis
 from servers import free_ports, wait_until
@@ -104,7 +105,7 @@ def test_new_key_opens_the_service(environment: dict[str, str], tmp_path: Path) 
     keys_file = tmp_path / "keys.json"
     keys_file.write_text(json.dumps({"keys": [entry]}))
     variables = {"OMNIVOICE_API_KEYS_FILE": str(keys_file), "OMNIVOICE_API_HOST": "0.0.0.0"}
-    with run_api({**environment, **variables}, tmp_path) as api:
+    with _run_api({**environment, **variables}, tmp_path) as api:
         assert httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}).status_code == 401
         headers = {"Authorization": f"Bearer {token}"}
         assert httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}, headers=headers).status_code == 202
@@ -124,7 +125,7 @@ def test_new_key_refuses_a_bad_name() -> None:
 
 
 def test_a_job_from_submission_to_audio(environment: dict[str, str], settings: Settings, tmp_path: Path) -> None:
-    with run_api(environment, tmp_path) as api, httpx.Client(base_url=api.url, timeout=30) as client:
+    with _run_api(environment, tmp_path) as api, httpx.Client(base_url=api.url, timeout=30) as client:
         assert client.get("/readyz").json() == {"status": "ready"}
         submitted = client.post("/v1/jobs", json={"text": "The quick brown fox speaks privately."})
         assert submitted.status_code == 202
@@ -169,7 +170,7 @@ def test_importing_the_api_loads_no_torch() -> None:
 
 
 def test_start_is_logged_with_settings_and_without_secrets(environment: dict[str, str], tmp_path: Path) -> None:
-    with run_api(environment, tmp_path) as api:
+    with _run_api(environment, tmp_path) as api:
         httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}, headers={"Authorization": "Bearer s3cr3t"})
     lines = api.lines()
     start = next(line for line in lines if line["event"] == "starting")
@@ -189,7 +190,7 @@ def test_too_large_without_a_length(environment: dict[str, str], tmp_path: Path)
             yield b"a" * 1024
         yield b'"}'
 
-    with run_api({**environment, "OMNIVOICE_MAX_REQUEST_BYTES": "16384"}, tmp_path) as api:
+    with _run_api({**environment, "OMNIVOICE_MAX_REQUEST_BYTES": "16384"}, tmp_path) as api:
         answer = httpx.post(f"{api.url}/v1/jobs", content=body(), headers={"Content-Type": "application/json"})
     assert answer.status_code == 413, answer.text
     assert answer.headers["Content-Type"] == "application/problem+json"
@@ -198,7 +199,7 @@ def test_too_large_without_a_length(environment: dict[str, str], tmp_path: Path)
 def test_sigterm_ends_long_polls_and_the_process(
     environment: dict[str, str], redis_client: Redis, tmp_path: Path
 ) -> None:
-    with run_api(environment, tmp_path) as api:
+    with _run_api(environment, tmp_path) as api:
         location = httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}).headers["Location"]
         answers: list[httpx.Response] = []
 
@@ -232,7 +233,7 @@ def test_killed_api_can_be_started_again_at_once(environment: dict[str, str], tm
             while not over.wait(0.05):
                 client.get("/livez")
 
-    with run_api(environment, tmp_path, port) as api:
+    with _run_api(environment, tmp_path, port) as api:
         client = threading.Thread(target=poll, args=(api.url,))
         client.start()
         orphans = psutil.Process(api.process.pid).children()
@@ -242,8 +243,8 @@ def test_killed_api_can_be_started_again_at_once(environment: dict[str, str], tm
         try:
             psutil.wait_procs(orphans, timeout=10)
             assert not any(orphan.is_running() for orphan in orphans)
-            with run_api(environment, tmp_path, port) as again:
-                assert lives(again.url)
+            with _run_api(environment, tmp_path, port) as again:
+                assert _lives(again.url)
         finally:
             over.set()
             client.join(10)

@@ -81,7 +81,7 @@ def test_retries_lapsed_leases_and_poison(redis_client: Redis, redis_settings: S
     assert (interactive(ledger).retried, interactive(ledger).lapsed) == (1, 0)
     running(ledger, claim.id)
     wait_until(lambda: claim.id in dict(ledger.overdue()), 5, "the lease to lapse")
-    assert interactive(ledger).lapsed == 1
+    assert (interactive(ledger).lapsed, interactive(ledger).announced) == (1, 1)
     assert ledger.claim(claim.id, "worker") == Refusal(claim.id, RefusalReason.POISON)
     assert ledger.claim(claim.id, "worker") == Refusal(claim.id, RefusalReason.ENDED)
     stats = interactive(ledger)

@@ -15,7 +15,8 @@ from worker.jobs.models import Queue, Status
 class QueueStats:
     """One queue. `oldest_seconds` is the age of its oldest unfinished job, None where there is none.
 
-    The totals only grow. `attempts` are those of jobs that have ended; `lapsed` leases ended without a word of their
+    The totals only grow. `attempts` are those of jobs that have ended; `announced` counts messages that
+    a reconciler had to send again; `lapsed` leases ended without a word of their
     worker; `poison` jobs were lost with it in each of their attempts;
     `requeued` ones had failed, and an operator queued them again: they end once more.
     """
@@ -27,6 +28,7 @@ class QueueStats:
     ended: Mapping[Status, int]
     attempts: int
     retried: int
+    announced: int
     lapsed: int
     poison: int
     requeued: int
@@ -71,6 +73,7 @@ def _queue_stats(
         ended={status: total(f"ended:{status.value}") for status in Status if status.is_final},
         attempts=total("attempts"),
         retried=total("retried"),
+        announced=total("announced"),
         lapsed=total("lapsed"),
         poison=total("poison"),
         requeued=total("requeued"),

@@ -55,6 +55,7 @@ each(due, function(id, key, job)
   end
   redis.call('ZADD', due, look_at(job, now + wait_ms), id)
 end)
+if #ids > 0 then count('announced', queue, #ids) end
 
 -- The oldest that are no longer unfinished: removed by hand, or ended by a worker of a release that kept no ages.
 for _, id in ipairs(redis.call('ZRANGE', ages_key(queue), 0, 99)) do
