@@ -42,7 +42,8 @@ def _told(problem: Exception, where: str) -> Finding | None:
             )
             return error("permissions", f"{where}: {one_line(problem)}", remedy)
         case RedisError() | OSError():
-            remedy = "start Redis, or correct OMNIVOICE_REDIS_URL (rediss:// for TLS, redis:// without)"
+            remedy = "start Redis, or correct OMNIVOICE_REDIS_URL: redis://…, or for TLS rediss://… (with a certificate"
+            remedy += " authority of your own: ?ssl_ca_certs=FILE)"
             return error("connection", f"{where} cannot be used: {one_line(problem)}", remedy)
     return None
 
@@ -77,16 +78,17 @@ def _version(facts: Mapping[str, Any]) -> Finding:
 
 def _access(settings: Settings) -> Iterator[Finding]:
     url = urlsplit(settings.redis_url)
-    if url.scheme == "unix" or (url.hostname or "localhost") in _LOOPBACK:
-        yield ok("encryption", "not needed on this machine")
-    elif url.scheme == "rediss":
+    is_here = url.scheme == "unix" or (url.hostname or "localhost") in _LOOPBACK
+    if url.scheme == "rediss":
         yield ok("encryption", "TLS")
+    elif is_here:
+        yield ok("encryption", "not needed on this machine")
     else:
         text = "none: whoever sees the network's packets reads texts and passwords"
         yield warning("encryption", text, "use rediss:// unless the network is yours alone")
     if not _lets_strangers_in(settings):
         yield ok("password", "asked for")
-    elif url.scheme == "unix" or (url.hostname or "localhost") in _LOOPBACK:
+    elif is_here:
         yield ok("password", "none, on this machine")
     else:
         text = "none: whoever reaches the port reads and changes every job"
