@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from celery import Celery
 from job_examples import claimed, running, submitted
 from redis import Redis
 from servers import wait_until
+from soak.proxy import Proxy
 
 from worker.jobs import names
 from worker.jobs.broker import make_celery, publish
+from worker.jobs.connection import connect
 from worker.jobs.ledger import Ledger
 from worker.jobs.models import Queue
 from worker.jobs.settings import Settings
@@ -69,6 +74,40 @@ def test_publishing_without_redis_is_reported_not_raised(caplog: pytest.LogCaptu
         assert publish(app, names.new_job_id(), Queue.INTERACTIVE) is False
     assert "was not announced" in caplog.text
     assert "secret-word" not in caplog.text
+
+
+def test_publishing_at_once_over_a_connection_that_breaks_is_done(redis_settings: Settings, prefix: str) -> None:
+    num_threads, num_each = 8, 100
+    messages = names.message_list_key(prefix, "interactive")
+    port = urlsplit(redis_settings.redis_url).port
+    assert port is not None
+    with contextlib.closing(Proxy(port)) as proxy, connect(redis_settings) as redis:
+        url = f"redis://127.0.0.1:{proxy.port}/0"
+        app = make_celery(redis_settings.model_copy(update={"redis_url": url}))
+        # As kombu's pool does when a producer cannot be revived: it releases its connection twice, and so gives it to
+        # more than one thread.
+        shared = app.pool.acquire()
+        for _ in range(num_threads):
+            app.pool.release(shared)
+
+        def publish_many(_: int) -> list[bool]:
+            return [publish(app, names.new_job_id(), Queue.INTERACTIVE) for _ in range(num_each)]
+
+        with ThreadPoolExecutor(num_threads) as pool:
+            published = [pool.submit(publish_many, index) for index in range(num_threads)]
+
+            def all_done() -> bool:
+                return all(future.done() for future in published)
+
+            while not all_done():
+                # Not sooner than all are at work again: nothing else is promised than one repetition.
+                num_before = redis.llen(messages)
+                wait_until(lambda before=num_before: redis.llen(messages) >= before + 5 * num_threads or all_done())
+                proxy.reset_all()
+            assert all(all(future.result()) for future in published)
+        app.close()
+        # One whose answer was lost is published twice, which is harmless.
+        assert redis.llen(messages) >= num_threads * num_each
 
 
 def test_a_long_backlog_is_not_announced_again(app: Celery, ledger: Ledger, redis_client: Redis, prefix: str) -> None:

@@ -7,6 +7,7 @@ it. That is why nothing here is relied on: the ledger's reconciler publishes aga
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from celery import Celery
 from kombu import Exchange
@@ -27,6 +28,8 @@ VISIBILITY_TIMEOUT_SECONDS = 3600
 what notices a dead worker, and a message that comes back while its job still runs is only noise."""
 
 _PUBLISH_RETRY = {"max_retries": 2, "interval_start": 0.0, "interval_step": 0.2, "interval_max": 0.5}
+
+_REFUSED = (KombuError, OperationalError, RedisError, OSError)
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +78,26 @@ def publish(app: Celery, job_id: str, queue: Queue) -> bool:
     False is no failure of the job: it is due in the ledger, and a reconciler will publish it.
     """
     try:
-        # Celery would put the arguments into the headers once more, as text: argsrepr and kwargsrepr say not to.
-        app.send_task(TASK_NAME, args=(job_id,), queue=queue.value, argsrepr="", kwargsrepr="", ignore_result=True)
-    except (KombuError, OperationalError, RedisError, OSError) as error:
+        try:
+            _send(app, job_id, queue)
+        except _REFUSED:
+            raise
+        except Exception as error:  # noqa: BLE001  AttributeError mostly, but nothing says which
+            # When a connection breaks while kombu declares a queue, or while two threads publish over it (its pool may
+            # give it to both after an outage), kombu stumbles over the channel that it has closed itself.
+            logger.info("publishing broke and is repeated on a connection of its own: %r", error)
+            with app.connection_for_write() as connection:
+                _send(app, job_id, queue, connection=connection)
+    except Exception as error:  # noqa: BLE001  whatever it was, the job is accepted
         logger.warning("job %s is accepted but was not announced, the reconciler will: %s", job_id, error)
         return False
     return True
+
+
+def _send(app: Celery, job_id: str, queue: Queue, **options: Any) -> None:
+    # Celery would put the arguments into the headers once more, as text: argsrepr and kwargsrepr say not to.
+    options |= {"argsrepr": "", "kwargsrepr": "", "ignore_result": True}
+    app.send_task(TASK_NAME, args=(job_id,), queue=queue.value, **options)
 
 
 def _broker_queue(queue: Queue) -> BrokerQueue:
