@@ -266,6 +266,23 @@ def _num_looks(redis: Redis) -> int:
     return int(redis.info("commandstats").get("cmdstat_hgetall", {"calls": 0})["calls"])
 
 
+def test_killed_api_can_be_started_again_while_a_client_sends(environment: dict[str, str], tmp_path: Path) -> None:
+    """Its gunicorn worker waits for the rest of a body, which it is not to do for as long as the client likes."""
+    port = free_ports(1)[0]
+    with _run_api(environment, tmp_path, port) as api:
+        orphans = psutil.Process(api.process.pid).children()
+        assert orphans
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n")
+            client.sendall(b"Content-Type: application/json\r\n\r\n{")
+            wait_until(lambda: _lives(api.url), what="an answer that was asked for after the body's start")
+            api.process.kill()
+            api.process.wait(5)
+            with _run_api(environment, tmp_path, port) as again:
+                assert _lives(again.url)
+                assert psutil.wait_procs(orphans, timeout=5)[1] == []
+
+
 def test_killed_api_can_be_started_again_at_once(environment: dict[str, str], tmp_path: Path) -> None:
     """kill -9 of the process that was started; its gunicorn worker, busy with a client, must not keep the port."""
     port = free_ports(1)[0]
