@@ -63,6 +63,7 @@ class JobRoutes:
             # No media type of the client's choosing: a browser must not run these bytes as a page.
             self.store.put(new.reference_key, submission.audio, "application/octet-stream")
         record, created = self.ledger.submit(new)
+        g.job_id = record.id
         if created:
             self._announce(record)
         response = self._job(record, 202)

@@ -6,9 +6,11 @@ import logging
 import os
 import signal
 import socket
+import warnings
 from functools import partial
 
 from celery import signals
+from celery.exceptions import SecurityWarning
 
 from worker.batcher import Batcher
 from worker.delivery import Delivery
@@ -76,6 +78,10 @@ class Worker:
             signals.worker_ready.disconnect(on_ready)
 
     def _consume(self) -> int:
+        # Celery's warning of root is about pickled messages, which are not accepted here, and fills several lines.
+        warnings.simplefilter("ignore", SecurityWarning)
+        if os.geteuid() == 0:
+            logger.info("runs as root, which nothing here needs: a user of its own is safer")
         consumer = self._celery.Worker(
             pool="threads",
             concurrency=THREADS_PER_BATCH_REQUEST * self._settings.max_batch_requests,

@@ -12,13 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
 from api_service import AUDIO, REF_TEXT, clip, succeed_job
+from gate import gate_to
 from redis import Redis
 from servers import free_ports, wait_until
 
@@ -259,6 +262,38 @@ def test_sigterm_ends_long_polls_and_the_process(
         assert api.process.wait(30) == 0
         assert time.monotonic() - started < 15
         assert [(answer.status_code, answer.json()["status"]) for answer in answers] == [(200, "queued")]
+
+
+def test_an_outage_is_told_once_however_many_clients_wait(environment: dict[str, str], tmp_path: Path) -> None:
+    num_clients = 8
+    port = urlsplit(environment["OMNIVOICE_REDIS_URL"]).port
+    assert port is not None
+    with (
+        gate_to(port) as gate,
+        _run_api({**environment, "OMNIVOICE_REDIS_URL": f"redis://127.0.0.1:{gate.port}/0"}, tmp_path) as api,
+        ThreadPoolExecutor(num_clients) as pool,
+    ):
+        location = httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}).headers["Location"]
+
+        def poll(_: int) -> int:
+            return httpx.get(f"{api.url}{location}", headers={"Prefer": "wait=10"}, timeout=70).status_code
+
+        waiting = [pool.submit(poll, index) for index in range(num_clients)]
+        wait_until(lambda: _num_connections(gate.port) >= num_clients, what="the long polls")
+        gate.close()
+        assert [future.result() for future in waiting] == [503] * num_clients
+        assert httpx.get(f"{api.url}/readyz", timeout=30).status_code == 503
+        warnings = [line["event"] for line in api.lines() if line["level"] == "warning"]
+    assert len(warnings) == 1, warnings
+    assert "Redis" in str(warnings[0])
+
+
+def _num_connections(port: int) -> int:
+    """To a gate: each client's look holds one while it lasts, and the pool keeps it."""
+    return sum(
+        link.status == psutil.CONN_ESTABLISHED and bool(link.laddr) and link.laddr.port == port
+        for link in psutil.Process().net_connections("tcp")
+    )
 
 
 def _num_looks(redis: Redis) -> int:
