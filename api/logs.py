@@ -35,6 +35,8 @@ class JsonFormatter(logging.Formatter):
             "event": record.getMessage(),
         }
         line.update(getattr(record, "fields", {}))
+        if job_id := getattr(record, "job", None):  # so do the modules that the worker uses as well
+            line["job"] = job_id
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = record.exc_info[0].__qualname__
             frames = traceback.extract_tb(record.exc_info[2])

@@ -17,11 +17,11 @@ from worker.delivery import Delivery
 from worker.jobs.broker import make_celery, publish
 from worker.jobs.ledger import Ledger
 from worker.jobs.models import Queue
+from worker.jobs.reconciler import Reconciler
 from worker.jobs.settings import Settings
 from worker.jobs.storage import ObjectStore
 from worker.leases import Leases
 from worker.lifecycle import Drain
-from worker.reconciler import Reconciler
 from worker.runner import JobRunner
 from worker.synthesizers import Synthesizer
 from worker.task import register_task
@@ -47,7 +47,7 @@ class Worker:
         self._celery.conf.broker_transport = TolerantTransport
         self._store = ObjectStore(settings)
         ledger = Ledger.from_settings(settings)
-        announce = partial(publish, self._celery)
+        announce = partial(publish, self._celery, first=True)
         self._batcher = Batcher(
             synthesizer,
             WindowLimits(settings.max_wait_ms / 1_000, settings.max_batch_requests, settings.max_batch_tokens),

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from worker.jobs.broker import make_celery, publish
 from worker.jobs.connection import connect
 from worker.jobs.ledger import Ledger
 from worker.jobs.models import Queue
+from worker.jobs.reconciler import Reconciler
 from worker.jobs.settings import Settings
 
 
@@ -108,6 +110,49 @@ def test_publishing_at_once_over_a_connection_that_breaks_is_done(redis_settings
         app.close()
         # One whose answer was lost is published twice, which is harmless.
         assert redis.llen(messages) >= num_threads * num_each
+
+
+def test_what_was_handed_back_goes_before_the_backlog_and_announces_nothing_of_it(
+    app: Celery, ledger: Ledger, redis_client: Redis, prefix: str
+) -> None:
+    waiting = [submitted(ledger) for _ in range(3)]
+    for job_id in waiting:
+        publish(app, job_id, Queue.INTERACTIVE)
+    claim = running(ledger, take_message(redis_client, prefix, Queue.INTERACTIVE))
+    ledger.release([claim], announces=True)
+    make_all_due(redis_client, prefix)
+    assert ledger.overdue() == [], "its holder announces it"
+    publish(app, claim.id, Queue.INTERACTIVE, first=True)
+    assert take_message(redis_client, prefix, Queue.INTERACTIVE) == claim.id
+    claimed(ledger, claim.id)
+    make_all_due(redis_client, prefix)
+    assert ledger.overdue() == [], "that it was taken says nothing of the others"
+    assert [take_message(redis_client, prefix, Queue.INTERACTIVE) for _ in range(2)] == waiting[1:]
+
+
+def test_a_message_that_was_put_first_and_is_lost_is_announced_again(
+    app: Celery, ledger: Ledger, redis_client: Redis, prefix: str
+) -> None:
+    lost, taken, waiting = (submitted_before(ledger, redis_client, prefix, age) for age in (3000, 2000, 1000))
+    for job_id in (lost, taken, waiting):
+        publish(app, job_id, Queue.INTERACTIVE)
+    assert take_message(redis_client, prefix, Queue.INTERACTIVE) == lost
+    ledger.release([running(ledger, lost)], announces=True)  # and its worker dies before it publishes
+    redis_client.hincrby(names.job_key(prefix, lost), "first_ms", -1)  # not in the millisecond of the next claim
+    claimed(ledger, take_message(redis_client, prefix, Queue.INTERACTIVE))
+    make_all_due(redis_client, prefix)
+    assert ledger.overdue() == [(lost, Queue.INTERACTIVE)]
+    make_all_due(redis_client, prefix)
+    assert ledger.overdue() == []
+
+
+def test_reconciler_puts_the_oldest_first(app: Celery, ledger: Ledger, redis_client: Redis, prefix: str) -> None:
+    ids = [submitted_before(ledger, redis_client, prefix, age) for age in (3000, 2000, 1000)]
+    for score, job_id in enumerate(ids):
+        redis_client.zadd(names.due_key(prefix, "interactive"), {job_id: score})
+    publish(app, names.new_job_id(), Queue.BULK)
+    assert Reconciler(ledger, partial(publish, app, first=True), lease_seconds=60).reconcile() == 3
+    assert [take_message(redis_client, prefix, Queue.INTERACTIVE) for _ in ids] == ids
 
 
 def test_a_long_backlog_is_not_announced_again(app: Celery, ledger: Ledger, redis_client: Redis, prefix: str) -> None:

@@ -162,16 +162,22 @@ class Ledger:
             holds = self._for_each("heartbeat", claims, self._lease_ms)
         return {claim.id: Hold(hold) for claim, hold in zip(claims, holds, strict=True)}
 
-    def release(self, claims: Sequence[Claim]) -> None:
-        """Hand jobs back unharmed: an attempt that was counted is given back, and they are due now."""
-        with _redis_errors():
-            self._for_each("requeue", claims, 0, "give_back", self._retention_ms)
+    def release(self, claims: Sequence[Claim], *, announces: bool = False) -> None:
+        """Hand jobs back unharmed: an attempt that was counted is given back, and they are due now.
 
-    def retry(self, claim: Claim, delay_seconds: float) -> bool:
-        """Queue a job again, due after a delay; its attempt stays counted. False where the claim was lost."""
+        A caller that then `announces` them itself, first in the list, has a lease's time before a reconciler does.
+        """
         with _redis_errors():
-            delay_ms = round(delay_seconds * 1000)
-            return bool(self._for_each("requeue", [claim], delay_ms, "keep", self._retention_ms)[0])
+            self._for_each("requeue", claims, 0, "give_back", self._retention_ms, self._lease_ms if announces else 0)
+
+    def retry(self, claim: Claim, delay_seconds: float, *, announces: bool = False) -> bool:
+        """Queue a job again, due after a delay; its attempt stays counted. False where the claim was lost.
+
+        `announces` as in `release`.
+        """
+        delay_ms, announce_ms = round(delay_seconds * 1000), self._lease_ms if announces else 0
+        with _redis_errors():
+            return bool(self._for_each("requeue", [claim], delay_ms, "keep", self._retention_ms, announce_ms)[0])
 
     def complete(self, claim: Claim, result: JobResult, warnings: Iterable[str] = ()) -> bool:
         """End a running job as succeeded. False, and nothing of it is visible, where the claim was lost or cancelled.
@@ -188,7 +194,7 @@ class Ledger:
         return self._finish(claim, status, warnings, *pairs)
 
     def overdue(self, limit: int = 500) -> list[tuple[str, Queue]]:
-        """The reconciler's step: jobs whose message must be published again, at most `limit` looked at a queue.
+        """The reconciler's step: jobs to publish again, first in the list, at most `limit` looked at a queue.
 
         Their due time moves on in the same script, so of two reconcilers only one gets a job. Jobs whose lease has
         lapsed are queued again (a late holder is fenced off), those past `expires_in` end as expired. A job whose

@@ -19,19 +19,24 @@ local function leases_key(queue)
 end
 
 -- The newest announcement (ms) of a queue whose message a worker has taken. Messages are taken in order, so an older
--- one that is still unclaimed was lost.
+-- one that is still unclaimed was lost. Those that were put first in the list say nothing of the others.
 local function passed_key(queue)
   return ARGV[1] .. ':passed:' .. queue
+end
+
+-- When (ms) a worker last took a message of a queue: one that was put first before that and is unclaimed was lost.
+local function taken_key(queue)
+  return ARGV[1] .. ':taken:' .. queue
 end
 
 -- The record's small fields, numbers as numbers, absent ones nil; nil where there is no record.
 local function read(key)
   local fields = {'id', 'schema', 'status', 'queue', 'token', 'attempts', 'lease_ms', 'expires_ms', 'announced_ms',
-                  'counted', 'cancel', 'nonce'}
+                  'first_ms', 'counted', 'cancel', 'nonce'}
   local values, job = redis.call('HMGET', key, unpack(fields)), {}
   if not values[1] then return nil end
   for i, field in ipairs(fields) do job[field] = values[i] or nil end
-  for _, field in ipairs({'schema', 'token', 'attempts', 'lease_ms', 'expires_ms', 'announced_ms'}) do
+  for _, field in ipairs({'schema', 'token', 'attempts', 'lease_ms', 'expires_ms', 'announced_ms', 'first_ms'}) do
     job[field] = tonumber(job[field])
   end
   return job
