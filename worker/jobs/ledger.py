@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
 from pydantic import ValidationError
@@ -40,6 +40,9 @@ from worker.jobs.settings import Settings
 __all__ = ["CancelOutcome", "Claim", "Hold", "JobRecord", "Ledger", "NewJob", "Refusal", "RefusalReason"]
 
 QUEUE_FULL_RETRY_SECONDS = 5
+
+NextId = Callable[[float], str | None]
+"""Waits up to so many seconds for the id that is told next. A hint, to look at once: who is not connected misses it."""
 
 
 class Ledger:
@@ -96,16 +99,20 @@ class Ledger:
             raise QueueUnavailable(f"{job_id} belongs to a newer release; ask an API of that release")
         return CancelOutcome(outcome)
 
-    @contextmanager
-    def endings(self) -> Iterator[Callable[[float], str | None]]:
-        """Listen for jobs that end: a function that waits up to so many seconds for the id of the next one.
+    def endings(self) -> AbstractContextManager[NextId]:
+        """Listen for jobs that end."""
+        return self._listen(names.ended_channel(self._prefix))
 
-        A hint, to look at once: what ends while nobody is connected is told to nobody.
-        """
+    def cancels(self) -> AbstractContextManager[NextId]:
+        """Listen for running jobs that are to be cancelled."""
+        return self._listen(names.cancelled_channel(self._prefix))
+
+    @contextmanager
+    def _listen(self, channel: str) -> Iterator[NextId]:
         with _redis_errors():
             subscription: PubSub = self._redis.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         with closing(subscription), _redis_errors():
-            subscription.subscribe(names.ended_channel(self._prefix))
+            subscription.subscribe(channel)
 
             def next_id(seconds: float) -> str | None:
                 with _redis_errors():

@@ -41,6 +41,11 @@ def ended_channel(prefix: str) -> str:
     return f"{prefix}:ended"
 
 
+def cancelled_channel(prefix: str) -> str:
+    """Redis channel on which the id of each running job that is to be cancelled is published."""
+    return f"{prefix}:cancelled"
+
+
 def idempotency_key(prefix: str, owner: str, key: str) -> str:
     """Redis hash that remembers an owner's `Idempotency-Key`; hashed, since clients choose its text."""
     digest = hashlib.sha256(f"{owner}\0{key}".encode()).hexdigest()
