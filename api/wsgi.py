@@ -14,14 +14,17 @@ from worker.jobs.ledger import Ledger
 from worker.jobs.reconciler import Reconciler
 from worker.jobs.settings import Settings
 from worker.jobs.storage import BRIEF, ObjectStore
+from worker.jobs.sweeper import Lifetimes, Sweeper
 
 
 def build() -> Flask:
-    """The application of the environment's settings, and a reconciler beside it. Raises `StartupError`."""
+    """The application of the environment's settings, a reconciler and a sweeper beside it. Raises `StartupError`."""
     settings = Settings.from_environment(os.environ)
     ledger = Ledger(connect(settings), settings)
     celery = make_celery(settings)
-    app = create_app(settings, ledger, ObjectStore(settings, BRIEF), partial(publish, celery))
+    store = ObjectStore(settings, BRIEF)
+    app = create_app(settings, ledger, store, partial(publish, celery))
     announce = partial(publish, celery, first=True)
     Reconciler(ledger, announce, settings.lease_seconds, app.extensions[STOPPING]).run()
+    Sweeper(ledger, store, Lifetimes.of(settings), app.extensions[STOPPING]).run()
     return app

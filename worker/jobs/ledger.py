@@ -215,7 +215,35 @@ class Ledger:
             found.extend((job_id, queue) for job_id in ids)
         return found
 
+    # -- for the sweeper of objects -----------------------------------------------------------------------------------
+
+    def known(self, job_ids: Iterable[str]) -> set[str]:
+        """Those of the jobs that have a record."""
+        return self._existing({job_id: names.job_key(self._prefix, job_id) for job_id in job_ids})
+
+    def used_references(self, keys: Iterable[str]) -> set[str]:
+        """Those of the reference clips' keys that an unfinished job names."""
+        return self._existing({key: names.reference_users_key(self._prefix, key) for key in keys})
+
+    def begin_sweep(self, seconds: float) -> str | None:
+        """Where the next round goes on; None where it is not the caller's, since one began less than `seconds` ago."""
+        turn, position = names.sweep_keys(self._prefix)
+        with _redis_errors():
+            if not self._redis.set(turn, "taken", nx=True, px=round(seconds * 1000)):
+                return None
+            return str(self._redis.get(position) or "")
+
+    def note_sweep(self, position: str) -> None:
+        with _redis_errors():
+            self._redis.set(names.sweep_keys(self._prefix)[1], position)
+
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _existing(self, keys: Mapping[str, str]) -> set[str]:
+        with _redis_errors(), self._redis.pipeline(transaction=False) as pipeline:
+            for key in keys.values():
+                pipeline.exists(key)
+            return {name for name, exists in zip(keys, pipeline.execute(), strict=True) if exists}
 
     def _for_each(self, script: str, claims: Sequence[Claim], *args: str | int) -> list[Any]:
         calls = [(names.job_key(self._prefix, claim.id), (claim.token, *args)) for claim in claims]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -49,6 +50,15 @@ class Patience:
 
 BRIEF = Patience(max_tries=2, read_timeout_seconds=4.0, slow_read_timeout_seconds=None)
 """For checks and for the API: somebody waits for the answer, and a 503 now is better than a 202 in a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object in a listing. `listed_seconds` are since 1970, by the store's clock."""
+
+    key: str
+    age_seconds: float
+    listed_seconds: float
 
 
 class ObjectStore:
@@ -126,6 +136,36 @@ class ObjectStore:
         """Remove the object; one that is not there counts as removed."""
         with self._errors(key):
             self._call(lambda client: client.delete_object(Bucket=self._bucket, Key=self._prefix + key))
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        """Remove up to 1,000 objects in one call. Raises `StorageError` where one of them is left."""
+        if not keys:
+            return
+        doomed = {"Objects": [{"Key": self._prefix + key} for key in keys], "Quiet": True}
+        with self._errors():
+            answer = self._call(lambda client: client.delete_objects(Bucket=self._bucket, Delete=doomed))
+        for failure in answer.get("Errors", ()):
+            raise StorageError(f"{self._where} does not delete objects: {failure.get('Code')}", retryable=True)
+
+    def page(self, folder: str, after: str, limit: int) -> tuple[list[StoredObject], bool]:
+        """Up to `limit` objects of `folder` in the order of their keys, behind `after`; and whether these are all."""
+        start = {"StartAfter": self._prefix + after} if after else {}
+        with self._errors():
+            answer = self._call(
+                lambda client: client.list_objects_v2(
+                    Bucket=self._bucket, Prefix=self._prefix + folder, MaxKeys=limit, **start
+                )
+            )
+        listed = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+        found = [
+            StoredObject(
+                item["Key"].removeprefix(self._prefix),
+                (listed - item["LastModified"]).total_seconds(),
+                listed.timestamp(),
+            )
+            for item in answer.get("Contents", ())
+        ]
+        return found, not (found and answer["IsTruncated"])
 
     def presign(self, key: str, seconds: int, filename: str | None = None) -> str:
         """A URL that reads the object for `seconds` without credentials, saved by browsers as `filename`."""

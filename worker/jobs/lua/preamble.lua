@@ -29,10 +29,15 @@ local function taken_key(queue)
   return ARGV[1] .. ':taken:' .. queue
 end
 
+-- The unfinished jobs that need a reference clip; `names.reference_users_key` is the same.
+local function users_key(job)
+  return job.reference_key and job.reference_key ~= '' and ARGV[1] .. ':users:' .. job.reference_key
+end
+
 -- The record's small fields, numbers as numbers, absent ones nil; nil where there is no record.
 local function read(key)
   local fields = {'id', 'schema', 'status', 'queue', 'token', 'attempts', 'lease_ms', 'expires_ms', 'announced_ms',
-                  'first_ms', 'counted', 'cancel', 'nonce'}
+                  'first_ms', 'counted', 'cancel', 'nonce', 'reference_key'}
   local values, job = redis.call('HMGET', key, unpack(fields)), {}
   if not values[1] then return nil end
   for i, field in ipairs(fields) do job[field] = values[i] or nil end
@@ -61,6 +66,7 @@ local function finish(key, job, status, retention_ms, ...)
   redis.call('HDEL', key, 'lease_ms', 'nonce')
   redis.call('ZREM', due_key(job.queue), job.id)
   redis.call('ZREM', leases_key(job.queue), job.id)
+  if users_key(job) then redis.call('SREM', users_key(job), job.id) end
   redis.call('PEXPIRE', key, retention_ms)
   redis.call('PUBLISH', ARGV[1] .. ':ended', job.id)
 end
