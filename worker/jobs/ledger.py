@@ -215,6 +215,13 @@ class Ledger:
             found.extend((job_id, queue) for job_id in ids)
         return found
 
+    def data_name(self) -> str:
+        """A name that stays the same for as long as Redis keeps its data."""
+        key = names.data_key(self._prefix)
+        with _redis_errors():
+            self._redis.set(key, secrets.token_hex(8), nx=True)
+            return str(self._redis.get(key))
+
     # -- for the sweeper of objects -----------------------------------------------------------------------------------
 
     def known(self, job_ids: Iterable[str]) -> set[str]:

@@ -92,6 +92,11 @@ def reference_users_key(prefix: str, reference_key: str) -> str:
     return f"{prefix}:users:{reference_key}"
 
 
+def data_key(prefix: str) -> str:
+    """Redis string: names the data that Redis holds; gone, or another one, once that was lost."""
+    return f"{prefix}:data"
+
+
 def sweep_keys(prefix: str) -> tuple[str, str]:
     """Redis strings: there while a round of the sweeper is nobody's turn; the object's key behind which to go on."""
     return f"{prefix}:sweep:turn", f"{prefix}:sweep:position"

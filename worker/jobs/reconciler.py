@@ -37,6 +37,7 @@ class Reconciler:
         self._publish = publish
         self._interval_seconds = lease_seconds / ROUNDS_PER_LEASE
         self._stopped = stopped or threading.Event()
+        self._data_name: str | None = None
         self._thread = threading.Thread(target=self._reconcile_for_ever, name="reconciler", daemon=True)
 
     def run(self) -> None:
@@ -60,8 +61,15 @@ class Reconciler:
 
     def reconcile(self) -> int:
         """One round; returns how many ids were published."""
+        self._notice_loss()
         overdue = self._ledger.overdue(MAX_LOOKS_PER_ROUND)
         for job_id, queue in reversed(overdue):  # the last to be put first is the first
             if self._publish(job_id, queue):
                 logger.info("published again", extra={"job": job_id})
         return len(overdue)
+
+    def _notice_loss(self) -> None:
+        data_name = self._ledger.data_name()
+        if self._data_name not in (None, data_name):
+            logger.error("Redis has lost its data (flushed, or started without its file): all jobs until now are gone")
+        self._data_name = data_name
