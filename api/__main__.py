@@ -6,15 +6,17 @@ A check that fails is one line on standard error and exit status 2.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import logging
 import logging.config
 import os
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from api.access import check_exposure, parse_origins
 from api.keys import load_keys, new_key
@@ -25,6 +27,8 @@ from worker.jobs.settings import Settings
 from worker.jobs.startup import check_redis, check_storage
 
 FAILED_CHECK_STATUS = 2
+PORT_PATIENCE_SECONDS = 5.0
+"""A little more than the workers of a master that was killed keep its port (`gunicorn_conf.ORPHAN_SECONDS`)."""
 _log = logging.getLogger("api")
 
 
@@ -75,13 +79,24 @@ def _listen(host: str, port: int) -> socket.socket:
         raise StartupError(f"OMNIVOICE_API_HOST: {host}: {error.strerror or error}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        _bind(listener, address)
         listener.listen(socket.SOMAXCONN)
     except OSError as error:
         listener.close()
         raise StartupError(f"OMNIVOICE_API_PORT: cannot listen on {host} port {port}: {error.strerror}") from None
     listener.set_inheritable(True)
     return listener
+
+
+def _bind(listener: socket.socket, address: Any) -> None:
+    end = time.monotonic() + PORT_PATIENCE_SECONDS
+    while True:
+        try:
+            return listener.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > end:
+                raise
+        time.sleep(0.1)
 
 
 def _serve(settings: Settings, listener: socket.socket) -> NoReturn:

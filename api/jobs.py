@@ -118,7 +118,7 @@ class JobRoutes:
             request=asked,
             estimate_seconds=planned.seconds,
             owner=g.owner,
-            reference_key=None if digest is None else names.reference_key(digest),
+            reference_key=None if digest is None else names.reference_key(digest, time.time()),
             warnings=(*planned.warnings, *(clip.warnings if clip is not None else ())),
             idempotency_key=key,
             fingerprint=_fingerprint(submission, digest),

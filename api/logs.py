@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 import traceback
 from datetime import UTC, datetime
@@ -16,6 +17,9 @@ from flask import Flask, Response, g, request
 
 from api import tracing
 from worker.jobs import names
+
+OUTAGE_SECONDS = 30.0
+"""Failures that follow each other within this time belong to one outage."""
 
 _access_log = logging.getLogger("api.access")
 
@@ -34,11 +38,31 @@ class JsonFormatter(logging.Formatter):
         if (trace := tracing.current()) is not None:
             line["trace_id"] = trace.trace_id
         line.update(getattr(record, "fields", {}))
+        if job_id := getattr(record, "job", None):  # so do the modules that the worker uses as well
+            line["job"] = job_id
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = record.exc_info[0].__qualname__
             frames = traceback.extract_tb(record.exc_info[2])
             line["frames"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
         return json.dumps(line, ensure_ascii=False)
+
+
+class OncePerOutage(logging.Filter):
+    """Of the records with an `outage` in `extra` (the name of a server), passes the first of each outage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._last_seconds: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        server: str | None = getattr(record, "outage", None)
+        if server is None:
+            return True
+        with self._lock:
+            last_seconds = self._last_seconds.get(server)
+            self._last_seconds[server] = record.created
+        return last_seconds is None or record.created - last_seconds > OUTAGE_SECONDS
 
 
 def logging_config(level: str) -> dict[str, Any]:
@@ -47,7 +71,15 @@ def logging_config(level: str) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"json": {"()": "api.logs.JsonFormatter"}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stderr"}},
+        "filters": {"outages": {"()": "api.logs.OncePerOutage"}},
+        "handlers": {
+            "stderr": {
+                "class": "logging.StreamHandler",
+                "formatter": "json",
+                "filters": ["outages"],
+                "stream": "ext://sys.stderr",
+            }
+        },
         # Never lower: at DEBUG botocore and urllib3 write credentials' signatures, bodies and presigned links.
         "root": {"level": "WARNING", "handlers": ["stderr"]},
         "loggers": {
@@ -60,7 +92,7 @@ def logging_config(level: str) -> dict[str, Any]:
 
 
 def register(app: Flask) -> None:
-    """Log one line for each request of `app`."""
+    """Log one line for each request of `app`. A view whose path names no job leaves its id in `g.job_id`."""
 
     @app.before_request
     def note_start() -> None:

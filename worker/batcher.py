@@ -24,7 +24,7 @@ from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected, Synth
 from worker.jobs.ledger import Claim
 from worker.occupancy import Occupancy
 from worker.synthesizers import Synthesizer
-from worker.window import NO_WINDOW, Candidate, WindowLimits, admit, gather
+from worker.window import HUNG_SECONDS, NO_WINDOW, Candidate, WindowLimits, admit, gather
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class Batcher:
         """The job of an entry that was resolved as `Synthesized` has ended: nothing of it can be lost any more.
 
         Until then what runs alone waits, for its death would take the audio along that is on its way to the store.
+        While an upload hangs, others go before it.
         """
         with self._changed:
             self._inside.settle(entry)
@@ -198,11 +199,12 @@ class Batcher:
     def _make_calls(self) -> None:
         while True:
             with self._changed:
-                is_due = self._calls.has_due(self._inside.load)
+                load = self._inside.load
+                is_due = self._calls.has_due(load)
                 self._busy_since = time.monotonic() if is_due else None
                 if not is_due:
                     return
-                call = self._calls.pop()
+                call = self._calls.pop_due(load)
             error = call.make(self._synthesizer)
             self._num_failures = self._num_failures + 1 if error else 0
             if error and self._num_failures >= MAX_FAILURES:
@@ -236,23 +238,27 @@ class Batcher:
     def _wait_for_window(self) -> tuple[int, ...]:
         """The members of the next window, once it has closed; none where a call or a step is due before."""
         while True:
-            window = gather(self._candidates(), self._limits, self._inside.load)
-            if self._calls.wants_to_be_alone:
+            load = self._inside.load
+            window = gather(self._candidates(), self._limits, load)
+            if self._calls.wants_to_be_alone(load):
                 window = NO_WINDOW
             remaining = window.closes_at - time.monotonic()
             if window.members and (remaining <= 0 or self._is_draining or self._joins_between_steps):
                 return window.members
-            if self._calls.has_due(self._inside.load) or self._is_step_due():
+            if self._calls.has_due(load) or self._is_step_due():
                 return ()
             if self._is_draining:
                 self._hand_back_waiting()
-            self._changed.wait(remaining if window.members else None)
+            # Nobody tells of an upload that it hangs by now: who waits for one looks at it.
+            look_seconds = HUNG_SECONDS / 4 if load.num_unsettled and (self._waiting or self._calls) else None
+            self._changed.wait(remaining if window.members else look_seconds)
 
     def _joiners(self) -> tuple[int, ...]:
         """Who joins what runs."""
-        if not self._joins_between_steps or self._is_draining or self._calls.wants_to_be_alone:
+        load = self._inside.load
+        if not self._joins_between_steps or self._is_draining or self._calls.wants_to_be_alone(load):
             return ()
-        return admit(self._candidates(), self._limits, self._inside.load)
+        return admit(self._candidates(), self._limits, load)
 
     def _candidates(self) -> list[Candidate]:
         return [entry.candidate for entry in self._waiting]

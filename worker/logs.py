@@ -57,7 +57,7 @@ def logs_of_a_start(level: str) -> Iterator[None]:
     root = logging.getLogger()
     root.handlers[:] = [held_back]
     root.setLevel(level.upper())
-    logging.captureWarnings(True)  # Celery warns in several lines when it runs as root
+    logging.captureWarnings(True)
     for name in ("celery", "kombu", "amqp", "botocore", "boto3", "urllib3", "s3transfer"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:

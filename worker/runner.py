@@ -30,7 +30,7 @@ INTERNAL_ERROR = JobError(
 
 
 class JobRunner:
-    """Runs jobs, one a calling thread. `publish` announces a job that is handed back, so that nobody waits for it."""
+    """Runs jobs, one a calling thread. `publish` announces a job that is handed back before those that wait."""
 
     def __init__(
         self,
@@ -147,11 +147,11 @@ class JobRunner:
     def _hand_back(self, claim: Claim, reason: str, counts_attempt: bool) -> None:
         logger.info("handed back: %s", reason)
         if not counts_attempt:
-            self._ledger.release([claim])
+            self._ledger.release([claim], announces=True)
             self._publish(claim.id, claim.queue)
         elif claim.attempts + 1 >= self._max_attempts:
             self._fail(claim, _describe(GenerationFailed(reason)))
-        elif self._ledger.retry(claim, 0.0):
+        elif self._ledger.retry(claim, 0.0, announces=True):
             self._publish(claim.id, claim.queue)
 
     def _retry_later(self, claim: Claim, error: StorageError) -> None:

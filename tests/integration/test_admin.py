@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import subprocess
@@ -151,6 +152,18 @@ def test_a_failed_job_is_queued_again_and_succeeds(
     stats = ledger.stats()[Queue.BULK]
     assert (stats.submitted, stats.requeued, sum(stats.ended.values())) == (1, 1, 2)
     assert redis_client.ttl(key) > 0
+
+
+def test_a_requeued_job_needs_its_clip_again(ledger: Ledger, run: Run) -> None:
+    key = names.reference_key("0" * 64, 0.0)
+    new = dataclasses.replace(new_job(ref_text="What the clip says, word for word."), reference_key=key)
+    ledger.submit(new)
+    assert ledger.end(running(ledger, new.id), Status.FAILED, FAILURE)
+    assert ledger.used_references([key]) == set()
+    run("requeue", new.id)
+    assert ledger.used_references([key]) == {key}, "the sweeper leaves it"
+    ledger.cancel(new.id)
+    assert ledger.used_references([key]) == set()
 
 
 def test_a_requeued_job_whose_message_is_lost_is_announced_again(ledger: Ledger, redis_client: Redis, run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +87,11 @@ def test_settings_are_printed_without_secrets(environment: dict[str, str], tmp_p
     assert settings["OMNIVOICE_SYNTHESIZER"] == "tone"
     assert settings["OMNIVOICE_REDIS_URL"].endswith("password=***")
     assert environment["AWS_SECRET_ACCESS_KEY"] not in text
+
+
+def test_a_start_warns_of_nothing_and_tells_of_root_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+    with run_worker(environment, tmp_path / "worker.log") as worker:
+        lines = worker.lines()
+        assert len(lines) == len((tmp_path / "worker.log").read_text().splitlines())
+    assert {line["level"] for line in lines} == {"info"}
+    assert sum("root" in str(line["event"]) for line in lines) == (os.geteuid() == 0)

@@ -102,7 +102,7 @@ class Admin:
             for row in self._catalogue.rows(options.status or _ENDED)
             if row.finished_ms is not None and row.finished_ms <= latest_ms
         ]
-        audio = " and their audio" if options.with_audio else "; their audio stays"
+        audio = " and their audio" if options.with_audio else "; their audio goes when its own time is over"
         if not rows:
             _say("no job is to be purged")
             return 0

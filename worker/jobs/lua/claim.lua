@@ -9,8 +9,11 @@ local job = read(KEYS[1])
 if not job then return {'unknown'} end
 if job.schema > SCHEMA then return {'newer_schema'} end
 
+redis.call('SET', taken_key(job.queue), now)
 local passed = tonumber(redis.call('GET', passed_key(job.queue)) or 0)
-if job.announced_ms > passed then redis.call('SET', passed_key(job.queue), job.announced_ms) end
+if not job.first_ms and job.announced_ms > passed then
+  redis.call('SET', passed_key(job.queue), job.announced_ms)
+end
 
 if FINAL[job.status] then return {'ended'} end
 if is_leased(job) and job.nonce ~= nonce then return {'leased'} end

@@ -1,7 +1,8 @@
 -- Guarantees: each id that it returns is returned to one caller, once in announce_ms; at most `limit` jobs of each set
 -- are looked at.
--- A waiting job is announced again only when its message was lost: the list is empty, or younger messages were taken
--- before it. Otherwise a long backlog would be doubled with every round.
+-- A waiting job is announced again only when its message was lost: the list is empty, or messages that lay behind it
+-- were taken before it. Otherwise a long backlog would be doubled with every round. What is announced here is to be put
+-- first: it has waited longest.
 -- KEYS: the broker's list. ARGV: prefix, queue, limit, announce_ms, retention_ms. Returns ids.
 local queue, limit = ARGV[2], tonumber(ARGV[3])
 local announce_ms, retention_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -9,7 +10,7 @@ local due, leases = due_key(queue), leases_key(queue)
 local ids = {}
 
 local function announce(id, key)
-  redis.call('HSET', key, 'announced_ms', now)
+  redis.call('HSET', key, 'first_ms', now)
   ids[#ids + 1] = id
 end
 
@@ -43,15 +44,18 @@ each(leases, function(id, key, job)
 end)
 
 local passed = tonumber(redis.call('GET', passed_key(queue)) or 0)
+local taken = tonumber(redis.call('GET', taken_key(queue)) or 0)
 local drained = redis.call('LLEN', KEYS[1]) == 0
 
 each(due, function(id, key, job)
   local wait_ms = announce_ms
   if is_expired(job) then return finish(key, job, 'expired', retention_ms) end
-  if drained or job.announced_ms <= passed then
+  local lost = job.announced_ms <= passed
+  if job.first_ms then lost = job.first_ms < taken end
+  if drained or lost then
     announce(id, key)
   else  -- looked at ever less often, so that a long backlog costs little
-    wait_ms = math.min(math.max(wait_ms, now - job.announced_ms), 4 * announce_ms)
+    wait_ms = math.min(math.max(wait_ms, now - (job.first_ms or job.announced_ms)), 4 * announce_ms)
   end
   redis.call('ZADD', due, look_at(job, now + wait_ms), id)
 end)
