@@ -6,24 +6,29 @@ A check that fails is one line on standard error and exit status 2.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import logging
 import logging.config
 import os
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from api.access import check_exposure, parse_origins
 from api.keys import load_keys, new_key
 from api.logs import logging_config
+from api.metrics import parse_readers, share_between_processes
 from worker.jobs.errors import StartupError
 from worker.jobs.settings import Settings
 from worker.jobs.startup import check_redis, check_storage
 
 FAILED_CHECK_STATUS = 2
+PORT_PATIENCE_SECONDS = 5.0
+"""A little more than the workers of a master that was killed keep its port (`gunicorn_conf.ORPHAN_SECONDS`)."""
 _log = logging.getLogger("api")
 
 
@@ -56,7 +61,9 @@ def _print_new_key(name: str) -> int:
 def _prepare() -> tuple[Settings, socket.socket]:
     """Check settings, keys, Redis and bucket, and take the port. Raises `StartupError`."""
     settings = Settings.from_environment(os.environ)
-    check_exposure(settings, load_keys(settings.api_keys_file))
+    keys = load_keys(settings.api_keys_file)
+    check_exposure(settings, keys)
+    parse_readers(settings, keys)
     parse_origins(settings.cors_origins)
     check_redis(settings)
     check_storage(settings)
@@ -72,7 +79,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise StartupError(f"OMNIVOICE_API_HOST: {host}: {error.strerror or error}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        _bind(listener, address)
         listener.listen(socket.SOMAXCONN)
     except OSError as error:
         listener.close()
@@ -81,12 +88,24 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _bind(listener: socket.socket, address: Any) -> None:
+    end = time.monotonic() + PORT_PATIENCE_SECONDS
+    while True:
+        try:
+            return listener.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > end:
+                raise
+        time.sleep(0.1)
+
+
 def _serve(settings: Settings, listener: socket.socket) -> NoReturn:
     """Replace this process by gunicorn, which so receives its signals."""
     logging.config.dictConfig(logging_config(settings.log_level))
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     _log.info("starting", extra={"fields": {"address": address, "settings": settings.describe()}})
+    share_between_processes(settings)
     command = [sys.executable, "-m", "gunicorn", "--config", "python:api.gunicorn_conf"]
     command += ["--bind", f"fd://{listener.fileno()}", "api.wsgi:build()"]
     sys.stderr.flush()

@@ -14,15 +14,15 @@ from api.problems import ProblemError
 from worker.jobs.errors import StartupError
 from worker.jobs.settings import Settings
 
-GUARDED_PREFIX = "/v1/"
-"""A key is asked for below this path only: liveness, readiness, the specification and its page are open."""
+GUARDED_PREFIXES = ("/v1/", "/metrics")
+"""A key is asked for below these paths only: liveness, readiness, the specification and its page are open."""
 OPEN_OWNER = "local"
 """Owner of jobs made while no key is configured. No key may carry this name."""
 _ORIGIN = re.compile(r"https?://[^/\s?#@]+")
 _UNSAFE_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _ALLOWED_METHODS = "GET, POST, DELETE"
-_ALLOWED_HEADERS = "Authorization, Content-Type, Idempotency-Key, Prefer"
-_EXPOSED_HEADERS = "Location, Preference-Applied, Retry-After, WWW-Authenticate"
+_ALLOWED_HEADERS = "Authorization, Content-Type, Idempotency-Key, Prefer, traceparent"
+_EXPOSED_HEADERS = "Location, Preference-Applied, Retry-After, traceresponse, WWW-Authenticate"
 _PREFLIGHT_SECONDS = 600
 
 
@@ -91,7 +91,7 @@ class Access:
             self._refuse_other_machines()
         if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
             return Response(status=204)
-        if request.path.startswith(GUARDED_PREFIX):
+        if request.path.startswith(GUARDED_PREFIXES):
             g.owner = OPEN_OWNER if self.keys.is_open else self._owner()
         return None
 

@@ -6,7 +6,7 @@ import threading
 
 from flask import Flask, Response
 
-from api import logs, problems
+from api import logs, metrics, problems, tracing
 from api.access import Access
 from api.docs import DocsRoutes
 from api.health import HealthRoutes, StorageProbe
@@ -40,11 +40,14 @@ def create_app(settings: Settings, ledger: Ledger, store: ObjectStore, publish: 
     app.extensions[STOPPING] = stopping
     # Half of the threads at most hold a long poll, so that the others always find one free.
     long_poll = LongPoll(ledger, stopping, max_waiting=settings.api_threads // 2)
+    tracing.register(app)
     logs.register(app)
+    metrics.register(app)
     Access.from_settings(settings, keys).register(app)
     problems.register(app)
     app.after_request(_harden)
     app.register_blueprint(HealthRoutes(ledger, StorageProbe(store)).blueprint())
+    app.register_blueprint(metrics.MetricsRoutes(ledger, metrics.parse_readers(settings, keys)).blueprint())
     app.register_blueprint(JobRoutes(settings, ledger, store, publish, long_poll).blueprint())
     app.register_blueprint(DocsRoutes(build_openapi(keys_needed=not keys.is_open)).blueprint())
     return app

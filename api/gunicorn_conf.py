@@ -6,16 +6,22 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from api.app import STOPPING
 from api.logs import logging_config
+from api.metrics import remove_shared
 from worker.jobs.settings import Settings
 
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent dies."""
+ORPHAN_SECONDS = 3.0
+"""What a worker whose master is gone has left for its clients. It keeps the port, and `python -m api` waits for it."""
+_LOOK_SECONDS = 0.25
 
 _settings = Settings.from_environment(os.environ)
 _SHARED_MEMORY = Path("/dev/shm")
@@ -33,10 +39,19 @@ proc_name = "omnivoice-api"
 logconfig_dict = logging_config(_settings.log_level)
 
 
-def post_fork(_server: Any, _worker: Any) -> None:
+def post_fork(_server: Any, worker: Any) -> None:
     """Tie a worker to its master: left alone it keeps the port, accepts nothing, and no new master can start."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    threading.Thread(target=_end_as_orphan, args=(worker.ppid,), name="orphan", daemon=True).start()
+
+
+def _end_as_orphan(master: int) -> None:
+    """Whatever the worker does when its master is gone: load the application, or wait for a client's body."""
+    while os.getppid() == master:
+        time.sleep(_LOOK_SECONDS)
+    time.sleep(ORPHAN_SECONDS)
+    os._exit(1)
 
 
 def post_worker_init(worker: Any) -> None:
@@ -51,3 +66,7 @@ def post_worker_init(worker: Any) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.siginterrupt(signal.SIGTERM, False)
+
+
+def on_exit(_server: Any) -> None:
+    remove_shared()

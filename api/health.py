@@ -49,7 +49,7 @@ class StorageProbe:
         try:
             self._store.check()
         except StorageError as error:
-            _log.warning("not ready: %s", error)
+            _log.warning("not ready: %s", error, extra={"outage": "store"})
             return False
         return True
 
@@ -86,7 +86,7 @@ class HealthRoutes:
         try:
             self.ledger.ping()
         except QueueUnavailable as error:
-            _log.warning("not ready: %s", error)
+            _log.warning("not ready: %s", error, extra={"outage": "redis"})
             return False
         return True
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from flask import Blueprint, Response, g, redirect, request, url_for
 from werkzeug.wrappers import Response as AnyResponse
 
+from api import tracing
 from api.problems import ProblemError, not_allowed
 from api.reading import AUDIO_PART, Submission, idempotency_key, read_submission, wait_seconds
 from api.waiting import LongPoll
@@ -63,6 +64,7 @@ class JobRoutes:
             # No media type of the client's choosing: a browser must not run these bytes as a page.
             self.store.put(new.reference_key, submission.audio, "application/octet-stream")
         record, created = self.ledger.submit(new)
+        g.job_id = record.id
         if created:
             self._announce(record)
         response = self._job(record, 202)
@@ -116,10 +118,11 @@ class JobRoutes:
             request=asked,
             estimate_seconds=planned.seconds,
             owner=g.owner,
-            reference_key=None if digest is None else names.reference_key(digest),
+            reference_key=None if digest is None else names.reference_key(digest, time.time()),
             warnings=(*planned.warnings, *(clip.warnings if clip is not None else ())),
             idempotency_key=key,
             fingerprint=_fingerprint(submission, digest),
+            trace=tracing.current(),
         )
 
     def _announce(self, record: JobRecord) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 import traceback
 from datetime import UTC, datetime
@@ -14,7 +15,11 @@ from typing import Any
 
 from flask import Flask, Response, g, request
 
+from api import tracing
 from worker.jobs import names
+
+OUTAGE_SECONDS = 30.0
+"""Failures that follow each other within this time belong to one outage."""
 
 _access_log = logging.getLogger("api.access")
 
@@ -30,12 +35,34 @@ class JsonFormatter(logging.Formatter):
             "pid": record.process,
             "event": record.getMessage(),
         }
+        if (trace := tracing.current()) is not None:
+            line["trace_id"] = trace.trace_id
         line.update(getattr(record, "fields", {}))
+        if job_id := getattr(record, "job", None):  # so do the modules that the worker uses as well
+            line["job"] = job_id
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = record.exc_info[0].__qualname__
             frames = traceback.extract_tb(record.exc_info[2])
             line["frames"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
         return json.dumps(line, ensure_ascii=False)
+
+
+class OncePerOutage(logging.Filter):
+    """Of the records with an `outage` in `extra` (the name of a server), passes the first of each outage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._last_seconds: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        server: str | None = getattr(record, "outage", None)
+        if server is None:
+            return True
+        with self._lock:
+            last_seconds = self._last_seconds.get(server)
+            self._last_seconds[server] = record.created
+        return last_seconds is None or record.created - last_seconds > OUTAGE_SECONDS
 
 
 def logging_config(level: str) -> dict[str, Any]:
@@ -44,7 +71,15 @@ def logging_config(level: str) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"json": {"()": "api.logs.JsonFormatter"}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stderr"}},
+        "filters": {"outages": {"()": "api.logs.OncePerOutage"}},
+        "handlers": {
+            "stderr": {
+                "class": "logging.StreamHandler",
+                "formatter": "json",
+                "filters": ["outages"],
+                "stream": "ext://sys.stderr",
+            }
+        },
         # Never lower: at DEBUG botocore and urllib3 write credentials' signatures, bodies and presigned links.
         "root": {"level": "WARNING", "handlers": ["stderr"]},
         "loggers": {
@@ -57,7 +92,7 @@ def logging_config(level: str) -> dict[str, Any]:
 
 
 def register(app: Flask) -> None:
-    """Log one line for each request of `app`."""
+    """Log one line for each request of `app`. A view whose path names no job leaves its id in `g.job_id`."""
 
     @app.before_request
     def note_start() -> None:
@@ -66,7 +101,7 @@ def register(app: Flask) -> None:
     @app.after_request
     def write_line(response: Response) -> Response:
         started_seconds = g.get("started_seconds", time.perf_counter())
-        job_id = str((request.view_args or {}).get("job_id"))
+        job_id = str(g.get("job_id") or (request.view_args or {}).get("job_id"))
         fields = {
             "method": request.method,
             "route": request.url_rule.rule if request.url_rule is not None else None,
@@ -75,6 +110,6 @@ def register(app: Flask) -> None:
             "owner": g.get("owner"),
             "job": job_id if names.is_job_id(job_id) else None,
         }
-        level = logging.DEBUG if request.path in ("/livez", "/readyz") else logging.INFO
+        level = logging.DEBUG if request.path in ("/livez", "/readyz", "/metrics") else logging.INFO
         _access_log.log(level, "request", extra={"fields": fields})
         return response

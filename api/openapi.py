@@ -26,6 +26,7 @@ _HEADERS: dict[str, tuple[str, Schema]] = {
     "Location": ("Where the job, or its audio, is", {"type": "string", "format": "uri-reference"}),
     "Retry-After": ("Seconds to wait before the next call", {"type": "integer", "minimum": 0}),
     "Preference-Applied": ("The `Prefer` that was honoured", {"type": "string"}),
+    "traceresponse": ("The W3C trace of the request, as in `traceparent`", {"type": "string"}),
     "WWW-Authenticate": ("The scheme that is asked for", {"type": "string"}),
 }
 _PROBLEMS: dict[int, tuple[str, tuple[str, ...]]] = {
@@ -96,6 +97,7 @@ _WAIT = f"`wait=N` holds the answer until the job has ended or N seconds (at mos
 _IDEMPOTENCY = (
     "The same key and body give the same job, however often they are sent; the same key with another body, 422"
 )
+_TRACE = "W3C trace to go on with; a new one where it is absent or malformed"
 _OUTAGE = Answer(503, "Redis or the object store cannot be reached", "Problem", ("Retry-After",))
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -104,9 +106,12 @@ OPERATIONS: tuple[Operation, ...] = (
         "/v1/jobs",
         "submitJob",
         "Submit a text to be spoken",
-        (Answer(202, "The job is queued", "Job", ("Location", "Retry-After")), _OUTAGE),
+        (Answer(202, "The job is queued", "Job", ("Location", "Retry-After", "traceresponse")), _OUTAGE),
         (400, 401, 413, 415, 422, 429, 500),
-        (_parameter("Idempotency-Key", "header", _IDEMPOTENCY, {"type": "string", "minLength": 1, "maxLength": 255}),),
+        (
+            _parameter("Idempotency-Key", "header", _IDEMPOTENCY, {"type": "string", "minLength": 1, "maxLength": 255}),
+            _parameter("traceparent", "header", _TRACE, {"type": "string"}),
+        ),
         _submission_body(),
     ),
     Operation(

@@ -123,10 +123,10 @@ def to_problem(error: Exception) -> ProblemError:
             errors = [FieldError(field="Idempotency-Key", detail=detail)]
             return ProblemError(422, detail, kind="idempotency-conflict", title="Idempotency conflict", errors=errors)
         case QueueUnavailable():
-            _log.warning("queue unavailable: %s", error)
+            _log.warning("queue unavailable: %s", error, extra={"outage": "redis"})
             return _outage("the queue (Redis) cannot be reached", "queue-unavailable")
         case StorageError():
-            _log.warning("object store unavailable: %s", error)
+            _log.warning("object store unavailable: %s", error, extra={"outage": "store"})
             return _outage("the object store (S3) cannot be reached", "storage-unavailable")
         case _:
             return ProblemError(500, "the server failed to answer this request; the fault is in its log")

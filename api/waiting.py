@@ -88,18 +88,14 @@ class Endings:
                     del self._waiters[job_id]
 
     def _listen(self) -> None:
-        is_connected = True
         while not self._stopping.is_set():
             try:
                 with self._ledger.endings() as next_id:
-                    is_connected = True
                     while not self._stopping.is_set():
                         if (job_id := next_id(_LISTEN_SECONDS)) is not None:
                             self._tell(job_id)
             except QueueUnavailable as error:
-                if is_connected:  # said once an outage
-                    logger.warning("not told of jobs that end: %s", error)
-                is_connected = False
+                logger.warning("not told of jobs that end: %s", error, extra={"outage": "redis"})
                 self._stopping.wait(LOOK_SECONDS)
         with self._lock:
             for waiters in self._waiters.values():

@@ -1,4 +1,4 @@
-"""`python -m worker`: check everything, say what is set, consume.
+"""`python -m worker`: check everything, say what is set, consume. `python -m worker doctor`: look at everything, tell.
 
 A check that fails is one line on stderr and exit status 2, before anything has been taken from the queue. The model is
 loaded here and used here: this process never forks.
@@ -13,6 +13,9 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from worker import metrics
+from worker.doctor import command as doctor
+from worker.doctor.command import Role
 from worker.jobs.errors import StartupError
 from worker.jobs.settings import Settings
 from worker.jobs.startup import check_redis, check_storage
@@ -47,6 +50,7 @@ def _start(settings: Settings) -> Worker:
     """Everything that the worker needs, checked and loaded. Raises `StartupError`."""
     check_redis(settings)
     check_storage(settings)
+    metrics.serve(settings)
     # Imported late: a missing Redis is told at once, not after the seconds that the model's libraries take to load.
     from worker.app import Worker  # noqa: PLC0415
     from worker.synthesizers import build_synthesizer  # noqa: PLC0415
@@ -54,6 +58,27 @@ def _start(settings: Settings) -> Worker:
     return Worker(settings, build_synthesizer(settings))
 
 
+def _diagnose(environ: Mapping[str, str], role: Role) -> int:
+    try:
+        settings = Settings.from_environment(environ)
+    except StartupError as error:
+        sys.stderr.write(f"{error}\n")
+        return FAILED_START_STATUS
+    return doctor.run(settings, role)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m worker", description="Work on jobs (settings: OMNIVOICE_*).")
+    commands = parser.add_subparsers(dest="command", title="instead of that")
+    diagnosis = commands.add_parser(
+        "doctor", help="check Redis, object store, checkpoint and GPU; exit status 1 where something needed is wrong"
+    )
+    diagnosis.add_argument(
+        "--for", dest="role", choices=["worker", "api"], default="worker", help="an API needs no checkpoint and no GPU"
+    )
+    return parser
+
+
 if __name__ == "__main__":
-    argparse.ArgumentParser(prog="python -m worker", description="Work on jobs (settings: OMNIVOICE_*).").parse_args()
-    sys.exit(main(os.environ))
+    options = _parser().parse_args()
+    sys.exit(_diagnose(os.environ, options.role) if options.command == "doctor" else main(os.environ))

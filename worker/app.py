@@ -6,20 +6,22 @@ import logging
 import os
 import signal
 import socket
+import warnings
 from functools import partial
 
 from celery import signals
+from celery.exceptions import SecurityWarning
 
 from worker.batcher import Batcher
 from worker.delivery import Delivery
 from worker.jobs.broker import make_celery, publish
 from worker.jobs.ledger import Ledger
 from worker.jobs.models import Queue
+from worker.jobs.reconciler import Reconciler
 from worker.jobs.settings import Settings
 from worker.jobs.storage import ObjectStore
 from worker.leases import Leases
 from worker.lifecycle import Drain
-from worker.reconciler import Reconciler
 from worker.runner import JobRunner
 from worker.synthesizers import Synthesizer
 from worker.task import register_task
@@ -45,7 +47,7 @@ class Worker:
         self._celery.conf.broker_transport = TolerantTransport
         self._store = ObjectStore(settings)
         ledger = Ledger.from_settings(settings)
-        announce = partial(publish, self._celery)
+        announce = partial(publish, self._celery, first=True)
         self._batcher = Batcher(
             synthesizer,
             WindowLimits(settings.max_wait_ms / 1_000, settings.max_batch_requests, settings.max_batch_tokens),
@@ -76,6 +78,10 @@ class Worker:
             signals.worker_ready.disconnect(on_ready)
 
     def _consume(self) -> int:
+        # Celery's warning of root is about pickled messages, which are not accepted here, and fills several lines.
+        warnings.simplefilter("ignore", SecurityWarning)
+        if os.geteuid() == 0:
+            logger.info("runs as root, which nothing here needs: a user of its own is safer")
         consumer = self._celery.Worker(
             pool="threads",
             concurrency=THREADS_PER_BATCH_REQUEST * self._settings.max_batch_requests,

@@ -8,6 +8,7 @@ runs between two steps: an engine's CUDA graphs and memory pool belong to one th
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -15,12 +16,15 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from omnivoice.errors import GenerationFailed, OmniVoiceError
+from omnivoice.request import SynthesisResult
+from worker import metrics
 from worker.calls import Call, CallQueue
+from worker.closing import CloseReason, close_reason
 from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected, Synthesized
 from worker.jobs.ledger import Claim
 from worker.occupancy import Occupancy
 from worker.synthesizers import Synthesizer
-from worker.window import NO_WINDOW, Candidate, WindowLimits, admit, gather
+from worker.window import HUNG_SECONDS, NO_WINDOW, Candidate, WindowLimits, admit, gather
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +70,7 @@ class Batcher:
         self._is_draining = False
         self._surrendered: str | None = None
         self._num_failures = 0
+        self._close_reason = CloseReason.MAX_WAIT  # of the last window; the batcher's thread alone uses it
         self._thread = threading.Thread(target=self._serve, name="batcher", daemon=True)
 
     def run(self) -> None:
@@ -81,13 +86,14 @@ class Batcher:
             else:
                 self._waiting.append(entry)
                 self._changed.notify()
-        logger.debug("waits for a window", extra=_names(entry))
+        logger.debug("waits for a window", extra=entry.claim.log_fields)
         return entry.future
 
     def settle(self, entry: Entry) -> None:
         """The job of an entry that was resolved as `Synthesized` has ended: nothing of it can be lost any more.
 
         Until then what runs alone waits, for its death would take the audio along that is on its way to the store.
+        While an upload hangs, others go before it.
         """
         with self._changed:
             self._inside.settle(entry)
@@ -193,11 +199,12 @@ class Batcher:
     def _make_calls(self) -> None:
         while True:
             with self._changed:
-                is_due = self._calls.has_due(self._inside.load)
+                load = self._inside.load
+                is_due = self._calls.has_due(load)
                 self._busy_since = time.monotonic() if is_due else None
                 if not is_due:
                     return
-                call = self._calls.pop()
+                call = self._calls.pop_due(load)
             error = call.make(self._synthesizer)
             self._num_failures = self._num_failures + 1 if error else 0
             if error and self._num_failures >= MAX_FAILURES:
@@ -210,33 +217,48 @@ class Batcher:
         with self._changed:
             members = self._joiners() if self._inside.num_running else self._wait_for_window()
             entries = [self._waiting[index] for index in members]
-            self._waiting = [entry for entry in self._waiting if entry not in entries]
             if entries:
+                self._close_reason = self._reason(members)
                 self._busy_since = time.monotonic()
+            self._waiting = [entry for entry in self._waiting if entry not in entries]
             if self._is_draining:
                 self._hand_back_waiting()
             return entries
 
+    def _reason(self, members: tuple[int, ...]) -> CloseReason:
+        return close_reason(
+            self._candidates(),
+            members,
+            self._limits,
+            self._inside.load,
+            joins_between_steps=self._joins_between_steps,
+            is_draining=self._is_draining,
+        )
+
     def _wait_for_window(self) -> tuple[int, ...]:
         """The members of the next window, once it has closed; none where a call or a step is due before."""
         while True:
-            window = gather(self._candidates(), self._limits, self._inside.load)
-            if self._calls.wants_to_be_alone:
+            load = self._inside.load
+            window = gather(self._candidates(), self._limits, load)
+            if self._calls.wants_to_be_alone(load):
                 window = NO_WINDOW
             remaining = window.closes_at - time.monotonic()
             if window.members and (remaining <= 0 or self._is_draining or self._joins_between_steps):
                 return window.members
-            if self._calls.has_due(self._inside.load) or self._is_step_due():
+            if self._calls.has_due(load) or self._is_step_due():
                 return ()
             if self._is_draining:
                 self._hand_back_waiting()
-            self._changed.wait(remaining if window.members else None)
+            # Nobody tells of an upload that it hangs by now: who waits for one looks at it.
+            look_seconds = HUNG_SECONDS / 4 if load.num_unsettled and (self._waiting or self._calls) else None
+            self._changed.wait(remaining if window.members else look_seconds)
 
     def _joiners(self) -> tuple[int, ...]:
         """Who joins what runs."""
-        if not self._joins_between_steps or self._is_draining or self._calls.wants_to_be_alone:
+        load = self._inside.load
+        if not self._joins_between_steps or self._is_draining or self._calls.wants_to_be_alone(load):
             return ()
-        return admit(self._candidates(), self._limits, self._inside.load)
+        return admit(self._candidates(), self._limits, load)
 
     def _candidates(self) -> list[Candidate]:
         return [entry.candidate for entry in self._waiting]
@@ -248,6 +270,11 @@ class Batcher:
 
     def _open(self, entries: list[Entry]) -> None:
         closed_at = time.monotonic()
+        window = f"win_{secrets.token_hex(8)}"
+        members = [entry.candidate for entry in entries]
+        metrics.window_closed(self._close_reason, members, closed_at)
+        sizes = {"jobs": len(members), "tokens": sum(member.num_tokens for member in members)}
+        logger.info("window closed", extra={"window": window, "reason": self._close_reason.value, **sizes})
         try:
             granted = self._start_claims([entry.claim for entry in entries])
         except Exception as error:  # noqa: BLE001  whatever it was, the window must not hang with its leases held
@@ -258,14 +285,14 @@ class Batcher:
             entries = []
         for entry, may_run in zip(entries, granted, strict=True):
             if may_run:
-                self._add(entry, closed_at)
+                self._add(entry, closed_at, window)
             else:
                 entry.resolve(NotStarted())
         with self._changed:
             self._busy_since = None
             self._inside.note_batch_size()
 
-    def _add(self, entry: Entry, closed_at: float) -> None:
+    def _add(self, entry: Entry, closed_at: float, window: str) -> None:
         if self._surrendered is not None:  # while the ledger was asked
             entry.resolve(HandedBack(self._surrendered))
             return
@@ -274,11 +301,12 @@ class Batcher:
         except OmniVoiceError as error:
             entry.resolve(Rejected(error))
         except Exception as error:
-            logger.exception("request not accepted", extra=_names(entry))
+            logger.exception("request not accepted", extra=entry.claim.log_fields)
             entry.resolve(Rejected(GenerationFailed(f"the synthesizer did not accept the request: {error}")))
         else:
             with self._changed:
-                self._inside.add(entry, closed_at)
+                self._inside.add(entry, closed_at, window)
+            logger.info("started", extra=entry.claim.log_fields | {"window": window})
 
     def _step(self) -> None:
         with self._changed:
@@ -287,9 +315,10 @@ class Batcher:
         try:
             for request_id in aborted:
                 self._synthesizer.abort(request_id)
-            ended = self._synthesizer.step()
+            ended = self._timed_step()
             generated = self._synthesizer.take_generated()
         except Exception as error:
+            metrics.BATCHES_FAILED.inc()
             logger.exception("step failed with %d requests", len(self._inside.entries))
             self._recover(error)
             return
@@ -301,7 +330,14 @@ class Batcher:
                 occupant = self._inside.end(request_id)
                 self._aborted.discard(request_id)
             if occupant is not None:
-                occupant.entry.resolve(Synthesized(result, occupant.closed_at, occupant.batch_size))
+                entry, window = occupant.entry, occupant.window
+                entry.resolve(Synthesized(result, occupant.closed_at, occupant.batch_size, window))
+
+    def _timed_step(self) -> list[tuple[str, SynthesisResult]]:
+        if not self._inside.num_running:  # it only collects what has been finished
+            return self._synthesizer.step()
+        with metrics.STEP_SECONDS.time():
+            return self._synthesizer.step()
 
     def _recover(self, error: Exception) -> None:
         """After a step that raised: nobody knows whose fault it was, so all are retried, each alone."""
@@ -332,7 +368,3 @@ class Batcher:
             logger.exception("the synthesizer could not be emptied")
             return False
         return self._synthesizer.num_unfinished == 0
-
-
-def _names(entry: Entry) -> dict[str, object]:
-    return {"job": entry.claim.id, "attempt": entry.claim.attempts + 1}

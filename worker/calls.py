@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -34,12 +34,14 @@ class CallHandedBack(Exception):
 class Call(Generic[T]):
     """`function`, asked for by `start` at the last moment, and the future of what it returns or raises.
 
-    One that runs alone waits until no request runs, none is being finished and none is on its way to the store.
+    One that runs alone waits until no request runs, none is being finished and none is on its way to the store. `since`
+    is the monotonic time at which it was asked for.
     """
 
     function: Callable[[Synthesizer], T]
     start: Callable[[], bool]
     runs_alone: bool
+    since: float = field(default_factory=time.monotonic)
     future: Future[T] = field(default_factory=Future)
 
     def make(self, synthesizer: Synthesizer) -> Exception | None:
@@ -67,7 +69,7 @@ class CallQueue:
     """Calls in the order in which they came. Not locked: its owner sees to that."""
 
     def __init__(self) -> None:
-        self._calls: deque[Call[Any]] = deque()
+        self._calls: list[Call[Any]] = []
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -75,20 +77,29 @@ class CallQueue:
     def put(self, call: Call[Any]) -> None:
         self._calls.append(call)
 
-    def pop(self) -> Call[Any]:
-        return self._calls.popleft()
+    def pop_due(self, load: Load) -> Call[Any]:
+        """The call that `has_due` tells of."""
+        call = self._due(load)
+        assert call is not None
+        self._calls.remove(call)
+        return call
 
     def has_due(self, load: Load) -> bool:
-        """Whether the first call may be made beside this load."""
-        if not self._calls:
-            return False
-        return load.is_clear if self._calls[0].runs_alone else not load.runs_alone
+        """Whether a call may be made beside this load: the first, or the first behind those that let others pass."""
+        return self._due(load) is not None
 
-    @property
-    def wants_to_be_alone(self) -> bool:
+    def wants_to_be_alone(self, load: Load) -> bool:
         """Whether a call waits until it can be alone. Meanwhile no request starts: or it would wait for ever."""
-        return any(call.runs_alone for call in self._calls)
+        return any(call.runs_alone and not load.lets_pass(call.since) for call in self._calls)
+
+    def _due(self, load: Load) -> Call[Any] | None:
+        for call in self._calls:
+            if load.is_clear if call.runs_alone else not load.runs_alone:
+                return call
+            if not (call.runs_alone and load.lets_pass(call.since)):
+                return None
+        return None
 
     def hand_back(self, reason: str) -> None:
         while self._calls:
-            self._calls.popleft().future.set_exception(CallHandedBack(reason))
+            self._calls.pop(0).future.set_exception(CallHandedBack(reason))

@@ -16,6 +16,7 @@ from omnivoice.audio.files import AUDIO_FORMATS, encode_audio
 from omnivoice.audio.postprocess import scale_to_full
 from omnivoice.errors import GenerationFailed
 from omnivoice.request import SynthesisResult
+from worker import metrics
 from worker.entry import Synthesized
 from worker.jobs import names
 from worker.jobs.errors import QueueUnavailable, StorageError
@@ -64,12 +65,14 @@ class Delivery:
         if lease.state is Hold.LOST:
             return False
         began = time.monotonic()
-        keep_trying(
-            lambda: self._store.put(file.key, file.data, file.content_type, file.sha256),
-            lambda error: self._may_wait(lease, error),
-            UPLOAD_PATIENCE_LEASES * self._lease_seconds,
-        )
+        with metrics.upload(len(file.data)):
+            keep_trying(
+                lambda: self._store.put(file.key, file.data, file.content_type, file.sha256),
+                lambda error: self._may_wait(lease, error),
+                UPLOAD_PATIENCE_LEASES * self._lease_seconds,
+            )
         uploaded_ms = (time.monotonic() - began) * 1_000
+        logger.info("uploaded", extra={"bytes": len(file.data), "ms": round(uploaded_ms, 1)})
         result = JobResult(
             uri=self._store.uri(file.key),
             sha256=file.sha256,
@@ -87,9 +90,13 @@ class Delivery:
             lambda error: isinstance(error, QueueUnavailable),
             self._lease_seconds,
         )
-        return is_accepted or self._withdraw(claim, file.key)
+        is_delivered = is_accepted or self._withdraw(claim, file.key)
+        if is_delivered:
+            metrics.job_succeeded(result)
+        return is_delivered
 
     def _may_wait(self, lease: Lease, error: Exception) -> bool:
+        metrics.UPLOAD_FAILURES.inc()
         may_wait = (
             isinstance(error, StorageError) and error.retryable and lease.state is Hold.HELD and not self._is_draining()
         )

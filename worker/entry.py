@@ -14,11 +14,13 @@ from worker.window import Candidate
 
 @dataclass(frozen=True, slots=True)
 class Synthesized:
-    """The synthesizer's answer, an error included. `closed_at` is the monotonic time at which the window closed."""
+    """The synthesizer's answer, an error included. `closed_at` is the monotonic time at which the window closed,
+    `window` its id in the log."""
 
     result: SynthesisResult
     closed_at: float
     batch_size: int
+    window: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from worker import metrics
 from worker.jobs.errors import QueueUnavailable
 from worker.jobs.ledger import Claim, Hold, Ledger
 
@@ -15,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 BEATS_PER_LEASE = 4
 """Three beats may fail in a row before a lease lapses."""
+_LISTEN_SECONDS = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +29,7 @@ class Lease:
 
 
 class Leases:
-    """The jobs that this worker has claimed, with the thread that extends their leases.
+    """The jobs that this worker has claimed, with the thread that extends their leases, at once when one is cancelled.
 
     `on_gone` is called, on that thread, with a claim that need not be worked on any more. It is called again at every
     beat until the job is let go: a request that was just on its way into the synthesizer is caught by the next one.
@@ -39,10 +42,12 @@ class Leases:
         self._lock = threading.Lock()
         self._held: dict[tuple[str, int], Lease] = {}
         self._thread = threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True)
-        self._never = threading.Event()
+        self._listener = threading.Thread(target=self._listen_for_ever, name="cancels", daemon=True)
+        self._is_due = threading.Event()
 
     def run(self) -> None:
         self._thread.start()
+        self._listener.start()
 
     @contextmanager
     def hold(self, claim: Claim) -> Iterator[Lease]:
@@ -50,18 +55,22 @@ class Leases:
         lease = Lease(claim)
         with self._lock:
             self._held[key] = lease
+            metrics.JOBS_HELD.set(len(self._held))
         try:
             yield lease
         finally:
             with self._lock:
                 del self._held[key]
+                metrics.JOBS_HELD.set(len(self._held))
 
     def claims(self) -> list[Claim]:
         with self._lock:
             return [lease.claim for lease in self._held.values()]
 
     def _beat_for_ever(self) -> None:
-        while not self._never.wait(self._interval_seconds):
+        while True:
+            self._is_due.wait(self._interval_seconds)
+            self._is_due.clear()
             try:
                 self._beat()
             except QueueUnavailable as error:
@@ -69,6 +78,20 @@ class Leases:
             except Exception:
                 # Without heartbeats every job in hand would be run twice.
                 logger.exception("heartbeat failed")
+
+    def _listen_for_ever(self) -> None:
+        while True:
+            try:
+                with self._ledger.cancels() as next_id:
+                    while True:
+                        job_id = next_id(_LISTEN_SECONDS)
+                        if any(claim.id == job_id for claim in self.claims()):
+                            self._is_due.set()
+            except QueueUnavailable as error:  # of which the heartbeat warns; it tells of cancels too, if later
+                logger.debug("not told of cancels: %s", error)
+            except Exception:
+                logger.exception("not told of cancels")
+            time.sleep(_LISTEN_SECONDS)
 
     def _beat(self) -> None:
         with self._lock:
@@ -79,6 +102,10 @@ class Leases:
         newest = {lease.claim.id: lease for lease in sorted(leases, key=lambda lease: lease.claim.token)}
         states = self._ledger.heartbeat([lease.claim for lease in newest.values()])
         for lease in leases:
-            lease.state = states[lease.claim.id] if lease is newest[lease.claim.id] else Hold.LOST
+            state = states[lease.claim.id] if lease is newest[lease.claim.id] else Hold.LOST
+            if state is Hold.LOST and lease.state is not Hold.LOST:
+                metrics.LEASES_LOST.inc()
+                logger.warning("lease lost", extra=lease.claim.log_fields)
+            lease.state = state
             if lease.state is not Hold.HELD:
                 self._on_gone(lease.claim)

@@ -11,10 +11,15 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from logging.handlers import MemoryHandler
 
+from worker import log_context
 from worker.jobs.errors import StartupError
 
-FIELDS = ("job", "attempt", "batch_size", "status", "settings")
-"""What a log call may pass in `extra`. Never the request: its text is its owner's."""
+FIELDS = (
+    *("job", "attempt", "trace_id", "window", "batch_size", "status", "settings"),
+    *("reason", "jobs", "tokens", "bytes", "ms"),
+)
+"""What a log call may pass in `extra`, or its thread has bound (`worker.log_context`). Never the request: its text is
+its owner's."""
 
 MAX_HELD_BACK = 1_000
 
@@ -30,7 +35,8 @@ class JsonLines(logging.Formatter):
             "pid": record.process,
             "event": record.getMessage(),
         }
-        line.update({name: record.__dict__[name] for name in FIELDS if name in record.__dict__})
+        given = {**log_context.current(), **record.__dict__}
+        line.update({name: given[name] for name in FIELDS if given.get(name) is not None})
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = record.exc_info[0].__qualname__
             frames = traceback.extract_tb(record.exc_info[2])
@@ -51,7 +57,7 @@ def logs_of_a_start(level: str) -> Iterator[None]:
     root = logging.getLogger()
     root.handlers[:] = [held_back]
     root.setLevel(level.upper())
-    logging.captureWarnings(True)  # Celery warns in several lines when it runs as root
+    logging.captureWarnings(True)
     for name in ("celery", "kombu", "amqp", "botocore", "boto3", "urllib3", "s3transfer"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:

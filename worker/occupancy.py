@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from worker.entry import Entry
-from worker.window import Load
+from worker.window import Load, passable_since
 
 
 @dataclass(slots=True, eq=False)
@@ -15,6 +16,7 @@ class Occupant:
 
     entry: Entry
     closed_at: float
+    window: str
     batch_size: int = 1
 
 
@@ -28,7 +30,7 @@ class Occupancy:
     def __init__(self) -> None:
         self._running: dict[str, Occupant] = {}
         self._finishing: dict[str, Occupant] = {}
-        self._unsettled: set[Entry] = set()
+        self._unsettled: dict[Entry, float] = {}  # monotonic time of the result
 
     def __bool__(self) -> bool:
         return bool(self._running or self._finishing)
@@ -58,10 +60,11 @@ class Occupancy:
             runs_alone=any(entry.candidate.runs_alone for entry in self.entries),
             num_finishing=len(self._finishing),
             num_unsettled=len(self._unsettled),
+            passable_since=passable_since(self._unsettled.values(), time.monotonic()),
         )
 
-    def add(self, entry: Entry, closed_at: float) -> None:
-        self._running[entry.request_id] = Occupant(entry, closed_at)
+    def add(self, entry: Entry, closed_at: float, window: str) -> None:
+        self._running[entry.request_id] = Occupant(entry, closed_at, window)
 
     def note_batch_size(self) -> None:
         """In step mode the size changes while a request runs: it reports the largest it was part of."""
@@ -78,11 +81,11 @@ class Occupancy:
         """A request that came out: unsettled from now on. None for an unknown id."""
         occupant = self._running.pop(request_id, None) or self._finishing.pop(request_id, None)
         if occupant is not None:
-            self._unsettled.add(occupant.entry)
+            self._unsettled[occupant.entry] = time.monotonic()
         return occupant
 
     def settle(self, entry: Entry) -> None:
-        self._unsettled.discard(entry)
+        self._unsettled.pop(entry, None)
 
     def clear(self) -> list[Entry]:
         """Forget what is in the synthesizer, and return it."""

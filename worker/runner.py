@@ -15,6 +15,7 @@ from worker.jobs.errors import QueueUnavailable, StorageError
 from worker.jobs.ledger import Claim, Hold, Ledger, Refusal
 from worker.jobs.models import JobError, Queue, Status
 from worker.leases import Lease, Leases
+from worker.log_context import bound
 from worker.patience import backoff_seconds, keep_trying
 from worker.voices import NotEncoded, Voices
 from worker.window import Candidate
@@ -29,7 +30,7 @@ INTERNAL_ERROR = JobError(
 
 
 class JobRunner:
-    """Runs jobs, one a calling thread. `publish` announces a job that is handed back, so that nobody waits for it."""
+    """Runs jobs, one a calling thread. `publish` announces a job that is handed back before those that wait."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class JobRunner:
         if isinstance(claim, Refusal):
             logger.info("nothing to do: %s", claim.reason.value, extra={"job": job_id})
             return
-        with self._leases.hold(claim) as lease:
+        with bound(**claim.log_fields), self._leases.hold(claim) as lease:
             self._attempt(lease)
 
     def _attempt(self, lease: Lease) -> None:
@@ -84,7 +85,7 @@ class JobRunner:
             raise
         except Exception:
             # Not to be tried again: it would most likely fail again, and for ever where no attempt was counted.
-            logger.exception("job failed on a fault of the worker", extra=_names(lease.claim))
+            logger.exception("job failed on a fault of the worker")
             self._fail(lease.claim, INTERNAL_ERROR)
 
     def _work(self, lease: Lease, claimed_at: float) -> None:
@@ -103,7 +104,7 @@ class JobRunner:
         claim = lease.claim
         match outcome:
             case NotStarted():
-                logger.info("not started: cancelled, past its time, or another worker's", extra=_names(claim))
+                logger.info("not started: cancelled, past its time, or another worker's")
             case HandedBack(reason, counts_attempt):
                 self._hand_back(claim, reason, counts_attempt)
             case Rejected(error):
@@ -113,10 +114,9 @@ class JobRunner:
             case Synthesized(result) if result.error is not None:
                 raise result.error
             case Synthesized():
-                if self._delivery.deliver(lease, outcome, claimed_at):
-                    logger.info("succeeded", extra=_names(claim) | {"batch_size": outcome.batch_size})
-                else:
-                    logger.info("late copy, not delivered", extra=_names(claim))
+                with bound(window=outcome.window, batch_size=outcome.batch_size):
+                    is_delivered = self._delivery.deliver(lease, outcome, claimed_at)
+                    logger.info("succeeded" if is_delivered else "late copy, not delivered")
 
     def _prepare(self, claim: Claim) -> Entry:
         """Everything that can be done before the window: the voice, and the plan with the request's size.
@@ -142,21 +142,21 @@ class JobRunner:
         if lease.state is Hold.CANCELLED:
             self._end(lease.claim, Status.CANCELLED)
         else:
-            logger.info("stopped: the lease is another worker's", extra=_names(lease.claim))
+            logger.info("stopped: the lease is another worker's")
 
     def _hand_back(self, claim: Claim, reason: str, counts_attempt: bool) -> None:
-        logger.info("handed back: %s", reason, extra=_names(claim))
+        logger.info("handed back: %s", reason)
         if not counts_attempt:
-            self._ledger.release([claim])
+            self._ledger.release([claim], announces=True)
             self._publish(claim.id, claim.queue)
         elif claim.attempts + 1 >= self._max_attempts:
             self._fail(claim, _describe(GenerationFailed(reason)))
-        elif self._ledger.retry(claim, 0.0):
+        elif self._ledger.retry(claim, 0.0, announces=True):
             self._publish(claim.id, claim.queue)
 
     def _retry_later(self, claim: Claim, error: StorageError) -> None:
         attempts = claim.attempts + 1
-        logger.warning("object store: %s", error, extra=_names(claim))
+        logger.warning("object store: %s", error)
         if self._is_draining():
             self._hand_back(claim, "the worker is draining", counts_attempt=False)
         elif attempts >= self._max_attempts:
@@ -175,14 +175,10 @@ class JobRunner:
             self._lease_seconds,
         )
         # Refused where the lease is lost, or where a cancel came first: the ledger has then ended the job as cancelled.
-        logger.info("ended" if is_accepted else "late copy", extra=_names(claim) | {"status": status.value})
+        logger.info("ended" if is_accepted else "late copy", extra={"status": status.value})
 
 
 def _describe(error: OmniVoiceError) -> JobError:
     if isinstance(error, InvalidRequest):
         return JobError(type="invalid-request", title=f"The field {error.field} is not allowed", detail=str(error))
     return JobError(type="generation-failed", title="No usable audio came out", detail=str(error))
-
-
-def _names(claim: Claim) -> dict[str, object]:
-    return {"job": claim.id, "attempt": claim.attempts + 1}

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from kombu.transport import redis
+from worker.jobs import broker
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
 """What decoding raises. Errors of the connection are none of these: they must reach Celery, which reconnects."""
 
 
-class TolerantChannel(redis.Channel):  # type: ignore[misc]  # kombu has no types
+class TolerantChannel(broker.Channel):
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)
@@ -41,5 +41,5 @@ class TolerantChannel(redis.Channel):  # type: ignore[misc]  # kombu has no type
         return super().basic_consume(queue, no_ack, tolerant_callback, consumer_tag, **kwargs)
 
 
-class TolerantTransport(redis.Transport):  # type: ignore[misc]  # kombu has no types
+class TolerantTransport(broker.Transport):
     Channel = TolerantChannel

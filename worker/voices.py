@@ -31,9 +31,9 @@ MAX_VOICES = 256
 
 
 class VoiceKey(NamedTuple):
-    """What a prompt depends on. The reference's object key names its content."""
+    """What a prompt depends on. `content` is the last part of the clip's object key, a hash of its bytes."""
 
-    reference_key: str
+    content: str
     ref_text: str
     preprocess: bool
 
@@ -79,15 +79,16 @@ class Voices:
         if claim.request.ref_text is None:
             raise InvalidRequest("ref_text", "is required with a reference clip")
         preprocess = claim.request.to_synthesis_request().params.preprocess_prompt
-        key = VoiceKey(claim.reference_key, claim.request.ref_text, preprocess)
+        reference_key = claim.reference_key
+        key = VoiceKey(reference_key.rpartition("/")[2], claim.request.ref_text, preprocess)
         return keep_trying(
-            lambda: self._cache.get(key, lambda: self._encode(claim, key)),
+            lambda: self._cache.get(key, lambda: self._encode(claim, reference_key, key)),
             lambda error: self._may_try_again(claim, error),
             self._patience_seconds,
         )
 
-    def _encode(self, claim: Claim, key: VoiceKey) -> VoicePrompt:
-        clip = check_reference(self._store.get(key.reference_key), key.ref_text)
+    def _encode(self, claim: Claim, reference_key: str, key: VoiceKey) -> VoicePrompt:
+        clip = check_reference(self._store.get(reference_key), key.ref_text)
 
         def encode(synthesizer: Synthesizer) -> VoicePrompt:
             prompt = synthesizer.encode_voice(clip.waveform, clip.sample_rate, key.ref_text, key.preprocess)

@@ -7,7 +7,7 @@ or the next job's tokens do not fit. Times are seconds of one monotonic clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 BULK_HANDICAP_SECONDS = 5.0
@@ -15,6 +15,12 @@ BULK_HANDICAP_SECONDS = 5.0
 
 Strict priority would leave bulk jobs waiting for ever, with their leases held, while interactive ones keep coming.
 """
+
+HUNG_SECONDS = 2.0
+"""An upload that takes longer than this holds up nobody but the jobs that run alone."""
+MAX_PASSED_SECONDS = 60.0
+"""For this long others go before a job that must run alone while an upload hangs; then they wait with it, or a busy
+worker whose uploads are always slow would never be clear for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,8 @@ class Load:
     """What the worker holds already. `num_requests` and `num_tokens` are of what runs: that alone takes room.
 
     Jobs that are finishing are generated and being decoded; those that are unsettled have their audio on its way to the
-    store. `runs_alone` tells of one that runs or is finishing.
+    store. `runs_alone` tells of one that runs or is finishing. Of what must run alone and waits since `passable_since`
+    (monotonic seconds) or later, others go before it; +∞ where nobody does.
     """
 
     num_requests: int = 0
@@ -55,11 +62,21 @@ class Load:
     runs_alone: bool = False
     num_finishing: int = 0
     num_unsettled: int = 0
+    passable_since: float = math.inf
 
     @property
     def is_clear(self) -> bool:
         """Whether there is nothing that the death of the worker would take along."""
         return not (self.num_requests or self.num_finishing or self.num_unsettled)
+
+    def lets_pass(self, waits_since: float) -> bool:
+        """Whether others go before a job, or a call, that must run alone and waits since then."""
+        return waits_since >= self.passable_since
+
+
+def passable_since(unsettled_since: Iterable[float], now: float) -> float:
+    """`Load.passable_since` beside uploads that began at these times: there is one that hangs, or there is none."""
+    return now - MAX_PASSED_SECONDS if min(unsettled_since, default=now) < now - HUNG_SECONDS else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +112,8 @@ def _fill(waiting: Sequence[Candidate], limits: WindowLimits, running: Load) -> 
     order = sorted(range(len(waiting)), key=lambda index: waiting[index].place)
     if not order or running.runs_alone:
         return (), running.runs_alone
-    if waiting[order[0]].runs_alone:
+    first = waiting[order[0]]
+    if first.runs_alone and not running.lets_pass(first.arrived_at):
         # It is its turn: nobody may join what runs until that has ended, or a busy worker would never be clear for it.
         return ((order[0],) if running.is_clear else ()), True
     members: list[int] = []

@@ -141,6 +141,8 @@ def api(environment: Mapping[str, str], settings: Settings) -> Service:
 def worker(environment: Mapping[str, str], settings: Settings, log: Path) -> Service:
     """One worker. A model that is not a folder is downloaded before it is ready, which may take long."""
     is_local = settings.synthesizer == "tone" or Path(settings.model).is_dir()
+    # Another port of the API must not restart a worker.
+    environment = {name: value for name, value in environment.items() if not name.startswith("OMNIVOICE_API_")}
     return Service(
         name="worker",
         command=(sys.executable, "-m", "worker"),

@@ -100,6 +100,8 @@ class Stack:
     def _choose_ports(self, wanted: Wanted) -> dict[str, int]:
         """The ports of the last time as long as nobody else took them: clients remember addresses."""
         kept = PREFERRED_PORTS | self._state.ports
+        if self._state.is_running("api"):  # perhaps on a port that was asked for by its number
+            kept["api"] = int(self._state.records["api"].address.rpartition(":")[2])
         chosen: dict[str, int] = {}
         groups = {"redis": ["redis"], "s3": list(SEAWEEDFS_PORTS)}
         if wanted.api_port == 0:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,23 @@ def load_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[st
     `expected` maps each name that the file must hold to its shape. Any tensor missing, extra, misshapen or of a dtype
     that is neither a float (F32, F16, BF16) nor I64 raises `CheckpointError`, which names it.
     """
+    with _opened(path, expected) as file:
+        return {name: _checked(path, name, file.get_tensor(name)) for name in expected}
+
+
+def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise `CheckpointError` as `load_tensors` would for names, shapes and a file that was cut; reads no tensor."""
+    with _opened(path, expected):
+        pass
+
+
+@contextmanager
+def _opened(path: Path, expected: Mapping[str, tuple[int, ...]]) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
             _check_names(path, expected, found)
-            return {name: _checked(path, name, file.get_tensor(name)) for name in expected}
+            yield file
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except (OSError, SafetensorError) as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from jiwer import process_words
-from servers import wait_until
+from servers import free_ports, wait_until
 
 from infra.local import demo
 from infra.local.processes import ProcessId
@@ -113,7 +113,7 @@ def test_demo_speaks_the_sentence_and_leaves_nothing_behind(stack: LocalStack, t
 def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalStack, tmp_path: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        first = stack.run("up", OMNIVOICE_SYNTHESIZER="tone")
+        first = stack.run("up", OMNIVOICE_SYNTHESIZER="tone", OMNIVOICE_API_PORT=str(free_ports(1)[0]))
         assert first.returncode == 0, first.stderr + first.stdout
         running = stack.processes("stack")
         assert set(running) == {"redis", "s3", "api", "worker"}

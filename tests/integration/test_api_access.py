@@ -14,7 +14,7 @@ from redis import Redis
 from servers import free_ports, run_redis
 
 from api.keys import new_key
-from api.logs import JsonFormatter, logging_config
+from api.logs import JsonFormatter, OncePerOutage, logging_config
 from worker.jobs import names
 from worker.jobs.settings import Settings
 
@@ -226,6 +226,32 @@ def test_one_log_line_a_request(open_client: FlaskClient, caplog: pytest.LogCapt
     (line,) = [json.loads(JsonFormatter().format(record)) for record in caplog.records if record.name == "api.access"]
     assert (line["method"], line["route"], line["status"]) == ("GET", "/v1/jobs/<job_id>", 404)
     assert "abc" not in json.dumps(line)
+
+
+def test_log_line_of_a_submission_names_its_job(open_client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "api.access"):
+        job_id = open_client.post("/v1/jobs", json={"text": "Hi there."}).get_json()["id"]
+        open_client.post("/v1/jobs", json={"text": ""})
+    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records if record.name == "api.access"]
+    assert [line["job"] for line in lines] == [job_id, None]
+
+
+def test_each_outage_is_told_once() -> None:
+    passes = OncePerOutage().filter
+
+    def record(seconds: float, **extra: str) -> logging.LogRecord:
+        made = logging.makeLogRecord({"msg": "gone", **extra})
+        made.created = seconds
+        return made
+
+    assert [passes(record(seconds, outage="redis")) for seconds in (0.0, 20.0, 45.0, 76.0)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert passes(record(76.5, outage="store")), "another server's outage is its own"
+    assert all(passes(record(77.0)) for _ in range(3))
 
 
 def test_browsers_do_not_guess_types(open_client: FlaskClient) -> None:

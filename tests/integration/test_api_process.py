@@ -12,61 +12,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
+from api_processes import lives as _lives
+from api_processes import run_api as _run_api
 from api_service import AUDIO, REF_TEXT, clip, succeed_job
+from gate import gate_to
 from redis import Redis
 from servers import free_ports, wait_until
 
 from worker.jobs.settings import Settings
-
-START_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class ApiProcess:
-    """A running API: its base URL, its process and the file of its standard error."""
-
-    url: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def lines(self) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
-
-
-@contextlib.contextmanager
-def _run_api(environment: dict[str, str], folder: Path, port: int | None = None) -> Iterator[ApiProcess]:
-    port = port or free_ports(1)[0]
-    log = folder / "api.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "api"],
-            env={**environment, "OMNIVOICE_API_PORT": str(port)},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    api = ApiProcess(f"http://127.0.0.1:{port}", process, log)
-    try:
-        wait_until(lambda: process.poll() is not None or _lives(api.url), START_SECONDS, "the API's start")
-        assert process.poll() is None, log.read_text()
-        yield api
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        finally:
-            process.kill()
-
-
-def _lives(url: str) -> bool:
-    with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{url}/livez", timeout=5).status_code == 200
-    return False
 
 
 def _fail_to_start(environment: dict[str, str], *named: str) -> None:
@@ -212,6 +172,12 @@ def test_importing_the_api_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
+def test_jobs_expire_while_no_worker_is_there(environment: dict[str, str], tmp_path: Path) -> None:
+    with _run_api(environment, tmp_path) as api, httpx.Client(base_url=api.url, timeout=30) as client:
+        location = client.post("/v1/jobs", json={"text": "Too late.", "expires_in": 0.2}).headers["Location"]
+        assert client.get(location, headers={"Prefer": "wait=20"}).json()["status"] == "expired"
+
+
 def test_start_is_logged_with_settings_and_without_secrets(environment: dict[str, str], tmp_path: Path) -> None:
     with _run_api(environment, tmp_path) as api:
         httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}, headers={"Authorization": "Bearer s3cr3t"})
@@ -261,9 +227,53 @@ def test_sigterm_ends_long_polls_and_the_process(
         assert [(answer.status_code, answer.json()["status"]) for answer in answers] == [(200, "queued")]
 
 
+def test_an_outage_is_told_once_however_many_clients_wait(
+    environment: dict[str, str], redis_client: Redis, tmp_path: Path
+) -> None:
+    num_clients = 8
+    port = urlsplit(environment["OMNIVOICE_REDIS_URL"]).port
+    assert port is not None
+    with (
+        gate_to(port) as gate,
+        _run_api({**environment, "OMNIVOICE_REDIS_URL": f"redis://127.0.0.1:{gate.port}/0"}, tmp_path) as api,
+        ThreadPoolExecutor(num_clients) as pool,
+    ):
+        location = httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi there."}).headers["Location"]
+
+        def poll(_: int) -> int:
+            return httpx.get(f"{api.url}{location}", headers={"Prefer": "wait=30"}, timeout=70).status_code
+
+        looks_before = _num_looks(redis_client)
+        waiting = [pool.submit(poll, index) for index in range(num_clients)]
+        wait_until(lambda: _num_looks(redis_client) >= looks_before + 3 * num_clients, what="the long polls")
+        gate.close()
+        assert [future.result() for future in waiting] == [503] * num_clients
+        assert httpx.get(f"{api.url}/readyz", timeout=30).status_code == 503
+        warnings = [line["event"] for line in api.lines() if line["level"] == "warning"]
+    assert len(warnings) == 1, warnings
+    assert "Redis" in str(warnings[0])
+
+
 def _num_looks(redis: Redis) -> int:
     """How often a job was read since Redis started: a long poll reads its job again and again."""
     return int(redis.info("commandstats").get("cmdstat_hgetall", {"calls": 0})["calls"])
+
+
+def test_killed_api_can_be_started_again_while_a_client_sends(environment: dict[str, str], tmp_path: Path) -> None:
+    """Its gunicorn worker waits for the rest of a body, which it is not to do for as long as the client likes."""
+    port = free_ports(1)[0]
+    with _run_api(environment, tmp_path, port) as api:
+        orphans = psutil.Process(api.process.pid).children()
+        assert orphans
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n")
+            client.sendall(b"Content-Type: application/json\r\n\r\n{")
+            wait_until(lambda: _lives(api.url), what="an answer that was asked for after the body's start")
+            api.process.kill()
+            api.process.wait(5)
+            with _run_api(environment, tmp_path, port) as again:
+                assert _lives(again.url)
+                assert psutil.wait_procs(orphans, timeout=5)[1] == []
 
 
 def test_killed_api_can_be_started_again_at_once(environment: dict[str, str], tmp_path: Path) -> None:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from celery import Celery
 from job_examples import claimed, running, submitted
 from redis import Redis
 from servers import wait_until
+from soak.proxy import Proxy
 
 from worker.jobs import names
 from worker.jobs.broker import make_celery, publish
+from worker.jobs.connection import connect
 from worker.jobs.ledger import Ledger
 from worker.jobs.models import Queue
+from worker.jobs.reconciler import Reconciler
 from worker.jobs.settings import Settings
 
 
@@ -69,6 +76,83 @@ def test_publishing_without_redis_is_reported_not_raised(caplog: pytest.LogCaptu
         assert publish(app, names.new_job_id(), Queue.INTERACTIVE) is False
     assert "was not announced" in caplog.text
     assert "secret-word" not in caplog.text
+
+
+def test_publishing_at_once_over_a_connection_that_breaks_is_done(redis_settings: Settings, prefix: str) -> None:
+    num_threads, num_each = 8, 100
+    messages = names.message_list_key(prefix, "interactive")
+    port = urlsplit(redis_settings.redis_url).port
+    assert port is not None
+    with contextlib.closing(Proxy(port)) as proxy, connect(redis_settings) as redis:
+        url = f"redis://127.0.0.1:{proxy.port}/0"
+        app = make_celery(redis_settings.model_copy(update={"redis_url": url}))
+        # As kombu's pool does when a producer cannot be revived: it releases its connection twice, and so gives it to
+        # more than one thread.
+        shared = app.pool.acquire()
+        for _ in range(num_threads):
+            app.pool.release(shared)
+
+        def publish_many(_: int) -> list[bool]:
+            return [publish(app, names.new_job_id(), Queue.INTERACTIVE) for _ in range(num_each)]
+
+        with ThreadPoolExecutor(num_threads) as pool:
+            published = [pool.submit(publish_many, index) for index in range(num_threads)]
+
+            def all_done() -> bool:
+                return all(future.done() for future in published)
+
+            while not all_done():
+                # Not sooner than all are at work again: nothing else is promised than one repetition.
+                num_before = redis.llen(messages)
+                wait_until(lambda before=num_before: redis.llen(messages) >= before + 5 * num_threads or all_done())
+                proxy.reset_all()
+            assert all(all(future.result()) for future in published)
+        app.close()
+        # One whose answer was lost is published twice, which is harmless.
+        assert redis.llen(messages) >= num_threads * num_each
+
+
+def test_what_was_handed_back_goes_before_the_backlog_and_announces_nothing_of_it(
+    app: Celery, ledger: Ledger, redis_client: Redis, prefix: str
+) -> None:
+    waiting = [submitted(ledger) for _ in range(3)]
+    for job_id in waiting:
+        publish(app, job_id, Queue.INTERACTIVE)
+    claim = running(ledger, take_message(redis_client, prefix, Queue.INTERACTIVE))
+    ledger.release([claim], announces=True)
+    make_all_due(redis_client, prefix)
+    assert ledger.overdue() == [], "its holder announces it"
+    publish(app, claim.id, Queue.INTERACTIVE, first=True)
+    assert take_message(redis_client, prefix, Queue.INTERACTIVE) == claim.id
+    claimed(ledger, claim.id)
+    make_all_due(redis_client, prefix)
+    assert ledger.overdue() == [], "that it was taken says nothing of the others"
+    assert [take_message(redis_client, prefix, Queue.INTERACTIVE) for _ in range(2)] == waiting[1:]
+
+
+def test_a_message_that_was_put_first_and_is_lost_is_announced_again(
+    app: Celery, ledger: Ledger, redis_client: Redis, prefix: str
+) -> None:
+    lost, taken, waiting = (submitted_before(ledger, redis_client, prefix, age) for age in (3000, 2000, 1000))
+    for job_id in (lost, taken, waiting):
+        publish(app, job_id, Queue.INTERACTIVE)
+    assert take_message(redis_client, prefix, Queue.INTERACTIVE) == lost
+    ledger.release([running(ledger, lost)], announces=True)  # and its worker dies before it publishes
+    redis_client.hincrby(names.job_key(prefix, lost), "first_ms", -1)  # not in the millisecond of the next claim
+    claimed(ledger, take_message(redis_client, prefix, Queue.INTERACTIVE))
+    make_all_due(redis_client, prefix)
+    assert ledger.overdue() == [(lost, Queue.INTERACTIVE)]
+    make_all_due(redis_client, prefix)
+    assert ledger.overdue() == []
+
+
+def test_reconciler_puts_the_oldest_first(app: Celery, ledger: Ledger, redis_client: Redis, prefix: str) -> None:
+    ids = [submitted_before(ledger, redis_client, prefix, age) for age in (3000, 2000, 1000)]
+    for score, job_id in enumerate(ids):
+        redis_client.zadd(names.due_key(prefix, "interactive"), {job_id: score})
+    publish(app, names.new_job_id(), Queue.BULK)
+    assert Reconciler(ledger, partial(publish, app, first=True), lease_seconds=60).reconcile() == 3
+    assert [take_message(redis_client, prefix, Queue.INTERACTIVE) for _ in ids] == ids
 
 
 def test_a_long_backlog_is_not_announced_again(app: Celery, ledger: Ledger, redis_client: Redis, prefix: str) -> None:

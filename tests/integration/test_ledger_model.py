@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from worker.jobs.settings import Settings
 
 MAX_ATTEMPTS = 2
 MAX_QUEUE = 4
+REFERENCE = "references/shared-by-all"
 
 
 @dataclass
@@ -68,7 +69,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(target=jobs)
     def submit(self) -> str:
-        new = new_job()
+        new = replace(new_job(), reference_key=REFERENCE)
         full = len(self.unfinished()) >= MAX_QUEUE
         if full:
             with pytest.raises(QueueFull):
@@ -224,6 +225,11 @@ class LedgerMachine(RuleBasedStateMachine):
         found = [job_id for job_id, _ in self.ledger.overdue()]
         assert len(found) == len(set(found))
         assert set(found) == expected
+
+    @invariant()
+    def reference_is_used_by_the_unfinished(self) -> None:
+        assert self.redis.smembers(names.reference_users_key(self.prefix, REFERENCE)) == self.unfinished()
+        assert self.ledger.used_references([REFERENCE]) == ({REFERENCE} if self.unfinished() else set())
 
     @invariant()
     def records_are_as_the_model_says(self) -> None:

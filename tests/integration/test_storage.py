@@ -8,17 +8,19 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from servers import S3Server, SwallowingProxy, free_ports, run_seaweedfs, s3_client, wait_until
+from soak.proxy import Proxy
 
 from worker.jobs.errors import StartupError, StorageError
 from worker.jobs.settings import Settings
 from worker.jobs.startup import check_storage
-from worker.jobs.storage import ObjectStore
+from worker.jobs.storage import ObjectStore, Patience
 
 KEY = "audio/job_0/1.wav"
 
@@ -95,6 +97,42 @@ def test_a_write_whose_answer_is_lost_is_done_once(settings: Settings, s3: S3Ser
         store.put(KEY, b"data", "audio/wav")
         assert proxy.swallowed == 1
         assert store.get(KEY) == b"data"
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[Proxy]:
+    port = urlsplit(s3.endpoint).port
+    assert port is not None
+    with contextlib.closing(Proxy(port)) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize(
+    "patience", [Patience(4, 0.5, 5.0), Patience(2, 0.5, None)], ids=["as in a worker", "as in the API"]
+)
+def test_one_half_open_connection_costs_one_try_however_many_there_are(
+    settings: Settings, proxy: Proxy, patience: Patience
+) -> None:
+    store = ObjectStore(settings.model_copy(update={"s3_endpoint": f"http://127.0.0.1:{proxy.port}"}), patience)
+    barrier = threading.Barrier(8)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: (barrier.wait(10), store.ping()), range(8)))
+    proxy.forget_all()
+    wait_until(lambda: proxy.num_struck >= 4, what="connections that are kept")
+    began = time.monotonic()
+    store.put(KEY, b"data", "audio/wav")
+    # boto3 waits up to a second for "100 Continue", and up to another one between two tries.
+    assert time.monotonic() - began < 1 + 0.5 + 1 + 1
+    assert store.get(KEY) == b"data"
+
+
+def test_a_slow_store_is_waited_for(settings: Settings, proxy: Proxy) -> None:
+    settings = settings.model_copy(update={"s3_endpoint": f"http://127.0.0.1:{proxy.port}"})
+    store = ObjectStore(settings, Patience(4, 0.5, 10.0))
+    proxy.slow_down(1)
+    store.put(KEY, bytes(20_000), "audio/wav")
+    proxy.behave()
+    assert store.get(KEY) == bytes(20_000)
 
 
 def test_an_object_of_another_writer_is_adopted_by_its_bytes(

@@ -179,6 +179,22 @@ def test_what_runs_alone_waits_for_results_on_their_way_to_the_store(step_mode: 
     assert started == [ended.claim.id, alone.claim.id, late.claim.id]
 
 
+@pytest.mark.parametrize("step_mode", [False, True])
+def test_others_go_before_what_runs_alone_while_an_upload_hangs(step_mode: bool) -> None:
+    batcher = make_batcher(ToneSynthesizer(), max_wait_seconds=0.0, step_mode=step_mode)
+    hung, alone, late = entry("hung"), entry("alone", attempts=1), entry("late")
+    audio_of(batcher.submit(hung).result(SECONDS))
+    second = run(batcher, alone)
+    call = batcher.call(lambda given: given.num_unfinished, runs_alone=True)
+    audio_of(run(batcher, late).result(SECONDS))
+    assert batcher.call(lambda _: "made").result(SECONDS) == "made"
+    assert not second.done(), "its death would take the audio along"
+    assert not call.done()
+    batcher.settle(hung)
+    assert audio_of(second.result(SECONDS)).batch_size == 1
+    assert call.result(SECONDS) == 0
+
+
 def test_drain_hands_back_who_waits_for_results_on_their_way() -> None:
     batcher = make_batcher(ToneSynthesizer(), max_wait_seconds=0.0)
     audio_of(batcher.submit(entry("ended")).result(SECONDS))

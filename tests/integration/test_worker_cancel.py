@@ -35,6 +35,17 @@ def test_running_job_is_cancelled_at_the_next_step(desk: Desk, environment: dict
     assert [key.split("/")[1] for key in desk.audio_keys()] == [mate]
 
 
+def test_running_job_is_cancelled_without_waiting_for_a_heartbeat(
+    desk: Desk, environment: dict[str, str], tmp_path: Path
+) -> None:
+    settings = {"tone_window_ms": 12_000, "lease_seconds": 120}  # in steps of 3 s
+    with run_worker(environment, tmp_path / "worker.log", **settings):
+        job_id = desk.submit("Never mind.")
+        desk.wait_for(job_id, Status.RUNNING)
+        assert desk.ledger.cancel(job_id) is CancelOutcome.CANCELLING
+        desk.wait_for(job_id, Status.CANCELLED, 6)
+
+
 def test_job_cancelled_while_it_waits_never_starts(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
     with run_worker(environment, tmp_path / "worker.log", tone_window_ms=3_000, max_batch_requests=1) as worker:
         running = desk.submit("I am first.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -12,10 +14,10 @@ from api_service import REF_TEXT, clip
 from servers import wait_until
 from workers import Desk, assert_speaks, run_worker
 
-from worker.app import BROKEN_EXIT_STATUS
+from worker.app import BROKEN_EXIT_STATUS, THREADS_PER_BATCH_REQUEST
 from worker.jobs import names
 from worker.jobs.ledger import Claim
-from worker.jobs.models import Status
+from worker.jobs.models import Queue, Status
 from worker.jobs.settings import Settings
 
 
@@ -51,6 +53,24 @@ def test_sigterm_under_load_burns_no_attempt_and_loses_nothing(
     for text, data in zip(texts, audio, strict=True):
         assert_speaks(data, text)
     assert len(desk.audio_keys()) == len(ids)
+
+
+def test_jobs_handed_back_go_before_the_backlog(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
+    settings = {"max_batch_requests": 1, "tone_window_ms": 1_000, "drain_seconds": 20, "lease_seconds": 15}
+    with run_worker(environment, tmp_path / "worker.log", **settings) as worker:
+        ids = [desk.submit(f"Row {index}.") for index in range(12)]
+        messages = names.message_list_key(desk.settings.redis_prefix, Queue.INTERACTIVE.value)
+        leases = names.leases_key(desk.settings.redis_prefix, Queue.INTERACTIVE.value)
+        wait_until(lambda: desk.redis.zcard(leases) == THREADS_PER_BATCH_REQUEST, what="a claim by each thread")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait_exit(20) == 0
+    waiting = [job_id for job_id in ids if desk.record(job_id).status is Status.QUEUED]
+    bodies = [json.loads(item)["body"] for item in desk.redis.lrange(messages, 0, -1)]
+    in_list = [json.loads(base64.b64decode(body))[0][0] for body in bodies]
+    assert sorted(in_list) == sorted(waiting), "each once"
+    handed_back = [line["job"] for line in worker.lines() if str(line["event"]).startswith("handed back")]
+    assert len(handed_back) >= 2
+    assert set(in_list[-len(handed_back) :]) == set(handed_back), "the list is read from its right end"
 
 
 def test_idle_worker_exits_at_once(environment: dict[str, str], tmp_path: Path) -> None:

@@ -63,6 +63,9 @@ GARBAGE = {
     "a call without arguments": envelope(json.dumps([[], {}, {}]).encode()),
     "a call with a number": envelope(json.dumps([[7], {}, {}]).encode()),
     "a call with keywords": envelope(json.dumps([[], {"job_id": "x"}, {}]).encode()),
+    "a call of a later release": envelope(
+        json.dumps([[new_job_id(), {"v": 2}], {"trace": "x"}, {"later": 1}]).encode()
+    ),
     "an id of another shape": envelope(json.dumps([["../../etc"], {}, {}]).encode()),
     "an unknown task": envelope(json.dumps([[], {}, {}]).encode(), task="os.system"),
     "no task": envelope(json.dumps([[], {}, {}]).encode(), task=None),
@@ -70,16 +73,14 @@ GARBAGE = {
 }
 
 
-def test_same_id_twenty_times_is_one_result(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
+def test_same_id_fifty_times_is_one_result(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
     with run_worker(environment, tmp_path / "worker.log", tone_window_ms=300) as worker:
         job_id = desk.submit("Only once.", announce=False)
-        for _ in range(20):
+        for _ in range(50):
             assert publish(desk.celery, job_id, Queue.INTERACTIVE)
         [record] = desk.wait_ended([job_id])
         refusals = [f"nothing to do: {reason}" for reason in ("leased", "ended")]
-        wait_until(
-            lambda: sum(line["event"] in refusals for line in worker.lines()) == 19, what="nineteen refused messages"
-        )
+        wait_until(lambda: sum(line["event"] in refusals for line in worker.lines()) == 49, what="49 refused messages")
     assert record.attempts == 1
     assert_speaks(desk.audio(record), "Only once.")
     assert len(desk.audio_keys()) == 1
@@ -94,6 +95,19 @@ def test_unknown_and_ended_ids_disturb_nothing(desk: Desk, environment: dict[str
         wait_until(lambda: worker.has_logged("nothing to do: unknown"), what="the unknown id")
         wait_until(lambda: worker.has_logged("nothing to do: ended"), what="the ended id")
     assert desk.record(done) == before
+
+
+def test_job_of_a_later_release_is_left_to_its_workers(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
+    with run_worker(environment, tmp_path / "worker.log") as worker:
+        later = desk.submit("I am of tomorrow.", announce=False)
+        key = f"{desk.settings.redis_prefix}:job:{later}"
+        desk.redis.hset(key, "schema", 1_000)
+        before = desk.redis.hgetall(key)
+        assert publish(desk.celery, later, Queue.INTERACTIVE)
+        wait_until(lambda: worker.has_logged("nothing to do: newer_schema"), what="its refusal")
+        [record] = desk.wait_ended([desk.submit("I am of today.")])
+        assert_speaks(desk.audio(record), "I am of today.")
+        assert desk.redis.hgetall(key) == before
 
 
 def test_garbage_does_not_stop_the_consumer(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from gate import gate_to
 from servers import S3Server, wait_until
+from soak.proxy import Proxy
 from workers import Desk, assert_speaks, run_worker
 
 from worker.jobs.models import Status
@@ -46,6 +49,24 @@ def test_finished_audio_waits_for_the_store(
     for index, record in enumerate(records):
         assert record.attempts == 1, "audio that is made must not be made again"
         assert_speaks(desk.audio(record), f"Upload {index} later.")
+
+
+def test_half_open_connections_to_the_store_hold_jobs_up_for_seconds(
+    desk: Desk, environment: dict[str, str], s3: S3Server, tmp_path: Path
+) -> None:
+    with contextlib.closing(Proxy(port_of(s3.endpoint))) as proxy:
+        settings = {"s3_endpoint": f"http://127.0.0.1:{proxy.port}", "lease_seconds": 15}
+        with run_worker(environment, tmp_path / "worker.log", **settings):
+            desk.wait_ended([desk.submit(f"Before {index}.") for index in range(8)])
+            proxy.forget_all()
+            wait_until(lambda: proxy.num_struck, what="connections that are kept")
+            began = time.monotonic()
+            ids = [desk.submit(f"After {index}.") for index in range(8)]
+            records = desk.wait_ended(ids)
+            assert time.monotonic() - began < 12, "the promise is 15 s"
+    for index, record in enumerate(records):
+        assert record.attempts == 1
+        assert_speaks(desk.audio(record), f"After {index}.")
 
 
 def test_store_that_stays_away_ends_in_a_failed_job(

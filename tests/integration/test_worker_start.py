@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from servers import S3Server, free_ports
@@ -77,6 +79,13 @@ def test_fp8_without_a_gpu(environment: dict[str, str]) -> None:
     assert "fp8: needs CUDA, not cpu" in failed_start(environment, **engine, OMNIVOICE_FP8="1")
 
 
+def test_a_taken_port_of_metrics_is_named(environment: dict[str, str]) -> None:
+    port = str(urlsplit(environment["OMNIVOICE_REDIS_URL"]).port)  # Redis has it
+    line = failed_start(environment, OMNIVOICE_WORKER_METRICS_PORT=port)
+    assert line.startswith("OMNIVOICE_WORKER_METRICS_PORT: ")
+    assert port in line
+
+
 def test_settings_are_printed_without_secrets(environment: dict[str, str], tmp_path: Path) -> None:
     url = environment["OMNIVOICE_REDIS_URL"] + "?password="
     with run_worker(environment, tmp_path / "worker.log", redis_url=url) as worker:
@@ -85,3 +94,11 @@ def test_settings_are_printed_without_secrets(environment: dict[str, str], tmp_p
     assert settings["OMNIVOICE_SYNTHESIZER"] == "tone"
     assert settings["OMNIVOICE_REDIS_URL"].endswith("password=***")
     assert environment["AWS_SECRET_ACCESS_KEY"] not in text
+
+
+def test_a_start_warns_of_nothing_and_tells_of_root_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+    with run_worker(environment, tmp_path / "worker.log") as worker:
+        lines = worker.lines()
+        assert len(lines) == len((tmp_path / "worker.log").read_text().splitlines())
+    assert {line["level"] for line in lines} == {"info"}
+    assert sum("root" in str(line["event"]) for line in lines) == (os.geteuid() == 0)

@@ -45,6 +45,13 @@ def test_every_field_reaches_the_engine() -> None:
     assert {name: getattr(request, name) for name in body} == body
 
 
+@pytest.mark.parametrize("field", ["text", "language", "instruct", "ref_text"])
+def test_nul_is_refused_in_every_text(field: str) -> None:
+    assert problems(**{field: "Nice to\0meet you."}) == {field: "must not hold NUL characters (U+0000)"}
+    for metadata in ({"a\0": "b"}, {"a": "\0"}):
+        assert problems(metadata=metadata) == {"metadata": "must not hold NUL characters (U+0000)"}
+
+
 def test_null_is_the_default() -> None:
     names = [field.name for field in dataclasses.fields(SamplingParams)]
     request = JobRequest.parse({"text": TEXT, "speed": None, "seed": None, **dict.fromkeys(names)})

@@ -19,7 +19,7 @@ from worker.jobs.models import JobRequest
 from worker.jobs.settings import Settings
 from worker.jobs.storage import ObjectStore
 
-_UNDESCRIBED = {"/", "/docs", "/openapi.json"}
+_UNDESCRIBED = {"/", "/docs", "/openapi.json", "/metrics"}
 
 
 @pytest.fixture

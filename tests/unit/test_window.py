@@ -9,7 +9,18 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.window import BULK_HANDICAP_SECONDS, NO_WINDOW, Candidate, Load, WindowLimits, admit, gather
+from worker.window import (
+    BULK_HANDICAP_SECONDS,
+    HUNG_SECONDS,
+    MAX_PASSED_SECONDS,
+    NO_WINDOW,
+    Candidate,
+    Load,
+    WindowLimits,
+    admit,
+    gather,
+    passable_since,
+)
 
 LIMITS = WindowLimits(max_wait_seconds=0.05, max_requests=4, max_tokens=1_000)
 
@@ -105,6 +116,20 @@ def test_second_attempt_waits_until_nothing_is_on_its_way_to_the_store_either() 
     assert admit([first], LIMITS, Load(num_unsettled=9)) == (0,)
 
 
+def test_others_pass_a_second_attempt_while_an_upload_hangs_for_so_long() -> None:
+    second, first = small(100.0, alone=True), small(100.1)
+
+    def load_at(now: float) -> Load:
+        return Load(num_unsettled=1, passable_since=passable_since([99.9], now))
+
+    soon, late, too_late = 99.9 + HUNG_SECONDS, 100.2 + HUNG_SECONDS, 100.1 + MAX_PASSED_SECONDS
+    assert gather([second, first], LIMITS, load_at(soon)) == NO_WINDOW, "it may come to its end any moment"
+    assert gather([second, first], LIMITS, load_at(late)).members == (1,)
+    assert gather([second, small(late, alone=True)], LIMITS, load_at(late)) == NO_WINDOW, "those wait for it still"
+    assert gather([second, first], LIMITS, load_at(too_late)) == NO_WINDOW, "it must come to its turn some time"
+    assert passable_since([], 1_000.0) == math.inf
+
+
 def test_second_attempt_waits_until_nothing_is_finishing_either() -> None:
     second, first = small(0.0, alone=True), small(0.1)
     assert gather([second, first], LIMITS, Load(num_finishing=1)) == NO_WINDOW
@@ -116,7 +141,11 @@ candidates = st.lists(
     st.builds(Candidate, st.floats(0, 100), st.integers(1, 2_000), is_bulk=st.booleans(), runs_alone=st.booleans()),
     max_size=12,
 )
-held_back = {"num_finishing": st.integers(0, 9), "num_unsettled": st.integers(0, 2)}
+held_back = {
+    "num_finishing": st.integers(0, 9),
+    "num_unsettled": st.integers(0, 2),
+    "passable_since": st.sampled_from([0.0, 50.0, math.inf]),
+}
 loads = st.builds(Load, st.integers(0, 5), st.integers(0, 1_500), **held_back)
 
 
@@ -127,7 +156,9 @@ def test_limits_hold_for_any_queue(waiting: Sequence[Candidate], running: Load) 
     assert running.num_requests + len(members) <= max(LIMITS.max_requests, running.num_requests)
     if members and running.num_requests + len(members) > 1:
         assert running.num_tokens + sum(waiting[index].num_tokens for index in members) <= LIMITS.max_tokens
-        assert not any(waiting[index].runs_alone for index in members)
+    if any(waiting[index].runs_alone for index in members):
+        assert len(members) == 1
+        assert running.is_clear
 
 
 @given(candidates, loads)

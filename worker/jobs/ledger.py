@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
 from pydantic import ValidationError
@@ -24,7 +24,6 @@ from worker.jobs.errors import IdempotencyConflict, QueueFull, QueueUnavailable
 from worker.jobs.models import JobError, JobRequest, JobResult, Queue, Status
 from worker.jobs.records import (
     POISON,
-    SCHEMA,
     UNREADABLE,
     CancelOutcome,
     Claim,
@@ -33,13 +32,19 @@ from worker.jobs.records import (
     NewJob,
     Refusal,
     RefusalReason,
+    is_readable,
 )
 from worker.jobs.scripts import Scripts
 from worker.jobs.settings import Settings
+from worker.jobs.stats import LedgerStats, read_stats
+from worker.jobs.tracing import trace_id_of
 
 __all__ = ["CancelOutcome", "Claim", "Hold", "JobRecord", "Ledger", "NewJob", "Refusal", "RefusalReason"]
 
 QUEUE_FULL_RETRY_SECONDS = 5
+
+NextId = Callable[[float], str | None]
+"""Waits up to so many seconds for the id that is told next. A hint, to look at once: who is not connected misses it."""
 
 
 class Ledger:
@@ -96,16 +101,20 @@ class Ledger:
             raise QueueUnavailable(f"{job_id} belongs to a newer release; ask an API of that release")
         return CancelOutcome(outcome)
 
-    @contextmanager
-    def endings(self) -> Iterator[Callable[[float], str | None]]:
-        """Listen for jobs that end: a function that waits up to so many seconds for the id of the next one.
+    def endings(self) -> AbstractContextManager[NextId]:
+        """Listen for jobs that end."""
+        return self._listen(names.ended_channel(self._prefix))
 
-        A hint, to look at once: what ends while nobody is connected is told to nobody.
-        """
+    def cancels(self) -> AbstractContextManager[NextId]:
+        """Listen for running jobs that are to be cancelled."""
+        return self._listen(names.cancelled_channel(self._prefix))
+
+    @contextmanager
+    def _listen(self, channel: str) -> Iterator[NextId]:
         with _redis_errors():
             subscription: PubSub = self._redis.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         with closing(subscription), _redis_errors():
-            subscription.subscribe(names.ended_channel(self._prefix))
+            subscription.subscribe(channel)
 
             def next_id(seconds: float) -> str | None:
                 with _redis_errors():
@@ -122,6 +131,11 @@ class Ledger:
                 pipeline.zcard(names.leases_key(self._prefix, queue.value))
             counts: list[int] = pipeline.execute()
         return {queue: counts[2 * i] + counts[2 * i + 1] for i, queue in enumerate(Queue)}
+
+    def stats(self) -> LedgerStats:
+        """What metrics are made of, in one round trip."""
+        with _redis_errors():
+            return read_stats(self._redis, self._prefix)
 
     def ping(self) -> None:
         """Return when Redis answers."""
@@ -162,16 +176,22 @@ class Ledger:
             holds = self._for_each("heartbeat", claims, self._lease_ms)
         return {claim.id: Hold(hold) for claim, hold in zip(claims, holds, strict=True)}
 
-    def release(self, claims: Sequence[Claim]) -> None:
-        """Hand jobs back unharmed: an attempt that was counted is given back, and they are due now."""
-        with _redis_errors():
-            self._for_each("requeue", claims, 0, "give_back", self._retention_ms)
+    def release(self, claims: Sequence[Claim], *, announces: bool = False) -> None:
+        """Hand jobs back unharmed: an attempt that was counted is given back, and they are due now.
 
-    def retry(self, claim: Claim, delay_seconds: float) -> bool:
-        """Queue a job again, due after a delay; its attempt stays counted. False where the claim was lost."""
+        A caller that then `announces` them itself, first in the list, has a lease's time before a reconciler does.
+        """
         with _redis_errors():
-            delay_ms = round(delay_seconds * 1000)
-            return bool(self._for_each("requeue", [claim], delay_ms, "keep", self._retention_ms)[0])
+            self._for_each("requeue", claims, 0, "give_back", self._retention_ms, self._lease_ms if announces else 0)
+
+    def retry(self, claim: Claim, delay_seconds: float, *, announces: bool = False) -> bool:
+        """Queue a job again, due after a delay; its attempt stays counted. False where the claim was lost.
+
+        `announces` as in `release`.
+        """
+        delay_ms, announce_ms = round(delay_seconds * 1000), self._lease_ms if announces else 0
+        with _redis_errors():
+            return bool(self._for_each("requeue", [claim], delay_ms, "keep", self._retention_ms, announce_ms)[0])
 
     def complete(self, claim: Claim, result: JobResult, warnings: Iterable[str] = ()) -> bool:
         """End a running job as succeeded. False, and nothing of it is visible, where the claim was lost or cancelled.
@@ -188,7 +208,7 @@ class Ledger:
         return self._finish(claim, status, warnings, *pairs)
 
     def overdue(self, limit: int = 500) -> list[tuple[str, Queue]]:
-        """The reconciler's step: jobs whose message must be published again, at most `limit` looked at a queue.
+        """The reconciler's step: jobs to publish again, first in the list, at most `limit` looked at a queue.
 
         Their due time moves on in the same script, so of two reconcilers only one gets a job. Jobs whose lease has
         lapsed are queued again (a late holder is fenced off), those past `expires_in` end as expired. A job whose
@@ -202,7 +222,42 @@ class Ledger:
             found.extend((job_id, queue) for job_id in ids)
         return found
 
+    def data_name(self) -> str:
+        """A name that stays the same for as long as Redis keeps its data."""
+        key = names.data_key(self._prefix)
+        with _redis_errors():
+            self._redis.set(key, secrets.token_hex(8), nx=True)
+            return str(self._redis.get(key))
+
+    # -- for the sweeper of objects -----------------------------------------------------------------------------------
+
+    def known(self, job_ids: Iterable[str]) -> set[str]:
+        """Those of the jobs that have a record."""
+        return self._existing({job_id: names.job_key(self._prefix, job_id) for job_id in job_ids})
+
+    def used_references(self, keys: Iterable[str]) -> set[str]:
+        """Those of the reference clips' keys that an unfinished job names."""
+        return self._existing({key: names.reference_users_key(self._prefix, key) for key in keys})
+
+    def begin_sweep(self, seconds: float) -> str | None:
+        """Where the next round goes on; None where it is not the caller's, since one began less than `seconds` ago."""
+        turn, position = names.sweep_keys(self._prefix)
+        with _redis_errors():
+            if not self._redis.set(turn, "taken", nx=True, px=round(seconds * 1000)):
+                return None
+            return str(self._redis.get(position) or "")
+
+    def note_sweep(self, position: str) -> None:
+        with _redis_errors():
+            self._redis.set(names.sweep_keys(self._prefix)[1], position)
+
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _existing(self, keys: Mapping[str, str]) -> set[str]:
+        with _redis_errors(), self._redis.pipeline(transaction=False) as pipeline:
+            for key in keys.values():
+                pipeline.exists(key)
+            return {name for name, exists in zip(keys, pipeline.execute(), strict=True) if exists}
 
     def _for_each(self, script: str, claims: Sequence[Claim], *args: str | int) -> list[Any]:
         calls = [(names.job_key(self._prefix, claim.id), (claim.token, *args)) for claim in claims]
@@ -218,12 +273,12 @@ class Ledger:
             return bool(self._scripts.run("finish", [key], token, status.value, self._retention_ms, *pairs))
 
     def _read(self, fields: Mapping[str, str]) -> JobRecord:
-        if int(fields["schema"]) > SCHEMA:
+        if not is_readable(fields):
             raise QueueUnavailable(f"{fields['id']} belongs to a newer release; ask an API of that release")
         return JobRecord.from_hash(fields)
 
     def _read_claim(self, job_id: str, fields: Sequence[str]) -> Claim | Refusal:
-        token, attempts, body, reference_key, estimate, created, queue, warnings = fields
+        token, attempts, body, reference_key, estimate, created, queue, warnings, traceparent = fields
         try:
             request = JobRequest.model_validate_json(body)
         except ValidationError:
@@ -240,6 +295,7 @@ class Ledger:
             created_at_ms=int(created),
             queue=Queue(queue),
             warnings=tuple(json.loads(warnings)),
+            trace_id=trace_id_of(traceparent),
         )
 
 

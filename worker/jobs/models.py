@@ -107,6 +107,14 @@ class _OwnFields(_Strict):
         Annotated[str, StringConstraints(max_length=MAX_METADATA_CHARS)],
     ] = Field(default_factory=dict, max_length=MAX_METADATA_ITEMS, description="kept and given back as it is")
 
+    @field_validator("text", "language", "instruct", "ref_text", "metadata")
+    @classmethod
+    def _has_no_nul(cls, value: str | dict[str, str] | None) -> str | dict[str, str] | None:
+        texts = (*value, *value.values()) if isinstance(value, dict) else (value or "",)
+        if any("\0" in text for text in texts):
+            raise ValueError("must not hold NUL characters (U+0000)")
+        return value
+
     @field_validator("text")
     @classmethod
     def _has_something_to_speak(cls, text: str) -> str:
@@ -218,6 +226,7 @@ class Job(BaseModel):
     result: JobResult | None = None
     batch: str | None = None
     metadata: dict[str, str] = Field(default_factory=dict)
+    trace_id: str | None = Field(None, description="W3C trace that the job was submitted in; log lines carry it")
     links: dict[str, str] = Field(default_factory=dict)
 
     def to_json(self) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import calendar
 import hashlib
 import re
 import secrets
 import time
 
 TASK_NAME = "omnivoice.synthesize"
+_HOUR = "%Y-%m-%dT%H"
 _JOB_ID = re.compile(r"^job_[0-9a-f]{32}$")
 
 
@@ -36,9 +38,24 @@ def leases_key(prefix: str, queue: str) -> str:
     return f"{prefix}:leases:{queue}"
 
 
+def ages_key(prefix: str, queue: str) -> str:
+    """Redis sorted set: a queue's unfinished jobs, scored by the ms at which they were submitted."""
+    return f"{prefix}:ages:{queue}"
+
+
+def totals_key(prefix: str) -> str:
+    """Redis hash: how many jobs were submitted, ended, retried … since the ledger began, by queue."""
+    return f"{prefix}:totals"
+
+
 def ended_channel(prefix: str) -> str:
     """Redis channel on which the id of each job that ends is published."""
     return f"{prefix}:ended"
+
+
+def cancelled_channel(prefix: str) -> str:
+    """Redis channel on which the id of each running job that is to be cancelled is published."""
+    return f"{prefix}:cancelled"
 
 
 def idempotency_key(prefix: str, owner: str, key: str) -> str:
@@ -62,6 +79,34 @@ def audio_key(job_id: str, token: int, extension: str) -> str:
     return f"audio/{job_id}/{token}.{extension}"
 
 
-def reference_key(sha256: str) -> str:
-    """Object of a reference clip, named by its content: a clip sent with many jobs is stored once."""
-    return f"references/{sha256}"
+def reference_key(sha256: str, seconds: float) -> str:
+    """Object of a reference clip, named by its content and the hour: a clip sent with many jobs is stored once an hour.
+
+    So an object that was stored hours before `seconds` (since 1970) is never taken for a new job: it can be deleted
+    once its jobs have ended, without a look at who is just submitting.
+    """
+    return f"references/h{time.strftime(_HOUR, time.gmtime(seconds))}/{sha256}"
+
+
+def key_seconds(key: str) -> float | None:
+    """Seconds since 1970 at which the key of an object was made, where it tells. Keys of a folder sort by them."""
+    if found := re.match(r"[a-z]+/job_([0-9a-f]{12})", key):
+        return int(found[1], 16) / 1000
+    if found := re.match(r"references/h([0-9T-]{13})/", key):
+        return calendar.timegm(time.strptime(found[1], _HOUR))
+    return None
+
+
+def reference_users_key(prefix: str, reference_key: str) -> str:
+    """Redis set: ids of the unfinished jobs that need a reference clip. `preamble.lua` knows it too."""
+    return f"{prefix}:users:{reference_key}"
+
+
+def data_key(prefix: str) -> str:
+    """Redis string: names the data that Redis holds; gone, or another one, once that was lost."""
+    return f"{prefix}:data"
+
+
+def sweep_keys(prefix: str) -> tuple[str, str]:
+    """Redis strings: there while a round of the sweeper is nobody's turn; the object's key behind which to go on."""
+    return f"{prefix}:sweep:turn", f"{prefix}:sweep:position"

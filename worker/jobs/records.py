@@ -9,9 +9,13 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from worker.jobs.models import Job, JobError, JobRequest, JobResult, Queue, Status
+from worker.jobs.tracing import TraceContext, trace_id_of
 
 SCHEMA = 1
-"""Version of the record's fields. A process leaves a record with a higher one alone: it belongs to a newer release."""
+"""Version of the record's fields. A process leaves a record with a higher one alone: it belongs to a newer release.
+
+A field that older releases can do without needs no new version. One that they would misread does; then `from_hash` and
+the scripts have to read both, as long as a record of the old one may be there (`retention_hours` after the last)."""
 
 POISON = JobError(
     type="poison",
@@ -23,6 +27,12 @@ UNREADABLE = JobError(
     title="The job's request cannot be read",
     detail="the worker does not accept the request that the API stored; do both run the same release?",
 )
+
+
+def is_readable(fields: Mapping[str, str]) -> bool:
+    """Whether a record is of a version that this release knows."""
+    version = fields.get("schema", "")
+    return version.isdecimal() and int(version) <= SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +51,13 @@ class NewJob:
     warnings: tuple[str, ...] = ()
     idempotency_key: str | None = None
     fingerprint: str = ""
+    trace: TraceContext | None = None
 
     def to_hash(self) -> dict[str, str]:
         """The record's fields that do not depend on Redis's clock."""
+        traced = {} if self.trace is None else {"traceparent": self.trace.to_header()}
         return {
+            **traced,
             "schema": str(SCHEMA),
             "id": self.id,
             "status": Status.QUEUED.value,
@@ -78,6 +91,7 @@ class JobRecord:
     warnings: tuple[str, ...]
     error: JobError | None
     result: JobResult | None
+    trace_id: str | None = None
 
     @classmethod
     def from_hash(cls, fields: Mapping[str, str]) -> JobRecord:
@@ -98,6 +112,7 @@ class JobRecord:
             warnings=tuple(json.loads(fields["warnings"])),
             error=JobError.model_validate_json(fields["error"]) if "error" in fields else None,
             result=JobResult.model_validate_json(fields["result"]) if "result" in fields else None,
+            trace_id=trace_id_of(fields.get("traceparent")),
         )
 
     @property
@@ -119,6 +134,7 @@ class JobRecord:
             error=self.error,
             result=self.result.model_copy(update={"audio_url": audio_url}) if self.result else None,
             metadata=self.metadata,
+            trace_id=self.trace_id,
             links=dict(links),
         )
 
@@ -139,6 +155,12 @@ class Claim:
     created_at_ms: int
     queue: Queue
     warnings: tuple[str, ...] = ()
+    trace_id: str | None = None
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What every log line about this attempt carries."""
+        return {"job": self.id, "attempt": self.attempts + 1, "trace_id": self.trace_id}
 
     @property
     def must_run_alone(self) -> bool:

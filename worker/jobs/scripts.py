@@ -8,7 +8,7 @@ from typing import Any
 
 from redis import Redis
 
-NAMES = ("submit", "claim", "start", "pause", "heartbeat", "requeue", "finish", "cancel", "overdue")
+NAMES = ("submit", "claim", "start", "pause", "heartbeat", "requeue", "finish", "cancel", "overdue", "revive", "forget")
 
 
 class Scripts:

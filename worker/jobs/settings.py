@@ -99,7 +99,13 @@ class Settings(BaseModel):
     max_attempts: int = Field(3, ge=1, le=100)
     drain_seconds: float = Field(30.0, ge=0, le=3600, description="time that a stopping worker has for what runs")
     batch_deadline_seconds: float = Field(300.0, gt=0, description="a batch that runs longer ends its worker")
-    retention_hours: float = Field(72.0, gt=0, le=8760, description="how long an ended job is remembered")
+    retention_hours: float = Field(72.0, gt=0, le=8760, description="how long an ended job and its objects are kept")
+    # Metrics
+    metrics_readers: str = Field(
+        "", description="comma-separated names of the API keys that may read the API's metrics"
+    )
+    worker_metrics_host: str = Field("127.0.0.1", min_length=1)
+    worker_metrics_port: Port | None = Field(None, description="where a worker serves its metrics; None: nowhere")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="before")

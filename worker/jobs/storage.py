@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import boto3
@@ -26,6 +27,8 @@ from worker.jobs.settings import Settings
 CONNECT_TIMEOUT_SECONDS = 3.0
 MAX_CONNECTIONS = 64
 
+T = TypeVar("T")
+
 _SHA256 = "sha256"
 _WRONG_CREDENTIALS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "403", "ExpiredToken"}
 _MISSING = {"NoSuchKey", "404", "NotFound"}
@@ -33,14 +36,29 @@ _MISSING = {"NoSuchKey", "404", "NotFound"}
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long one call may take: tries, with boto3's jittered back-off between them, of so many seconds each."""
+    """How long one call may take: tries, with boto3's jittered back-off between them, of so many seconds each.
+
+    A connection that is half-open, since a firewall forgot it or a host vanished, costs the first of them. Where
+    `slow_read_timeout_seconds` are given, a call that was not answered in time is made anew with that time for each
+    try: a store may be slow, and a long upload lie for many seconds in buffers on its way.
+    """
 
     max_tries: int = 4
-    read_timeout_seconds: float = 20.0
+    read_timeout_seconds: float = 5.0
+    slow_read_timeout_seconds: float | None = 20.0
 
 
-BRIEF = Patience(max_tries=2, read_timeout_seconds=4.0)
+BRIEF = Patience(max_tries=2, read_timeout_seconds=4.0, slow_read_timeout_seconds=None)
 """For checks and for the API: somebody waits for the answer, and a 503 now is better than a 202 in a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object in a listing. `listed_seconds` are since 1970, by the store's clock."""
+
+    key: str
+    age_seconds: float
+    listed_seconds: float
 
 
 class ObjectStore:
@@ -54,10 +72,15 @@ class ObjectStore:
         self._bucket = settings.s3_bucket
         self._prefix = f"{settings.s3_prefix.strip('/')}/" if settings.s3_prefix.strip("/") else ""
         self._where = f"bucket {settings.s3_bucket} at {settings.s3_endpoint or 'AWS'}"
-        self._client = _client(settings, settings.s3_endpoint, patience)
+        self._client = _client(settings, settings.s3_endpoint, patience.max_tries, patience.read_timeout_seconds)
+        self._patient_client: Any = None
+        if slow_seconds := patience.slow_read_timeout_seconds:
+            self._patient_client = _client(settings, settings.s3_endpoint, patience.max_tries, slow_seconds)
+            self._on_timeout(self._patient_client, is_last=True)
+        self._on_timeout(self._client, is_last=self._patient_client is None)
         # A signature covers the host, so links are signed for the address under which clients reach the store.
         public = settings.s3_public_endpoint
-        self._signer = _client(settings, public, patience) if public else self._client
+        self._signer = _client(settings, public, 1, patience.read_timeout_seconds) if public else self._client
 
     def check(self) -> None:
         """The bucket is there and takes, gives and deletes an object."""
@@ -72,20 +95,22 @@ class ObjectStore:
     def ping(self) -> None:
         """The store answers and the bucket is there: what readiness asks, without writing."""
         with self._errors():
-            self._client.head_bucket(Bucket=self._bucket)
+            self._call(lambda client: client.head_bucket(Bucket=self._bucket))
 
     def put(self, key: str, data: bytes, content_type: str, sha256: str | None = None) -> None:
         """Write `data` once. `sha256` is its hex digest, computed where the caller has not."""
         digest = sha256 or hashlib.sha256(data).hexdigest()
         try:
             with self._errors():
-                self._client.put_object(
-                    Bucket=self._bucket,
-                    Key=self._prefix + key,
-                    Body=data,
-                    ContentType=content_type,
-                    Metadata={_SHA256: digest},
-                    IfNoneMatch="*",
+                self._call(
+                    lambda client: client.put_object(
+                        Bucket=self._bucket,
+                        Key=self._prefix + key,
+                        Body=data,
+                        ContentType=content_type,
+                        Metadata={_SHA256: digest},
+                        IfNoneMatch="*",
+                    )
                 )
         except _AlreadyThere:
             if self._stored_digest(key) != digest:
@@ -94,14 +119,15 @@ class ObjectStore:
     def get(self, key: str) -> bytes:
         """The object's bytes."""
         with self._errors(key):
-            data: bytes = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)["Body"].read()
-        return data
+            return self._call(
+                lambda client: bytes(client.get_object(Bucket=self._bucket, Key=self._prefix + key)["Body"].read())
+            )
 
     def exists(self, key: str) -> bool:
         """Whether there is an object at `key`."""
         try:
             with self._errors(key):
-                self._client.head_object(Bucket=self._bucket, Key=self._prefix + key)
+                self._head(key)
         except _NotThere:
             return False
         return True
@@ -109,7 +135,37 @@ class ObjectStore:
     def delete(self, key: str) -> None:
         """Remove the object; one that is not there counts as removed."""
         with self._errors(key):
-            self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
+            self._call(lambda client: client.delete_object(Bucket=self._bucket, Key=self._prefix + key))
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        """Remove up to 1,000 objects in one call. Raises `StorageError` where one of them is left."""
+        if not keys:
+            return
+        doomed = {"Objects": [{"Key": self._prefix + key} for key in keys], "Quiet": True}
+        with self._errors():
+            answer = self._call(lambda client: client.delete_objects(Bucket=self._bucket, Delete=doomed))
+        for failure in answer.get("Errors", ()):
+            raise StorageError(f"{self._where} does not delete objects: {failure.get('Code')}", retryable=True)
+
+    def page(self, folder: str, after: str, limit: int) -> tuple[list[StoredObject], bool]:
+        """Up to `limit` objects of `folder` in the order of their keys, behind `after`; and whether these are all."""
+        start = {"StartAfter": self._prefix + after} if after else {}
+        with self._errors():
+            answer = self._call(
+                lambda client: client.list_objects_v2(
+                    Bucket=self._bucket, Prefix=self._prefix + folder, MaxKeys=limit, **start
+                )
+            )
+        listed = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+        found = [
+            StoredObject(
+                item["Key"].removeprefix(self._prefix),
+                (listed - item["LastModified"]).total_seconds(),
+                listed.timestamp(),
+            )
+            for item in answer.get("Contents", ())
+        ]
+        return found, not (found and answer["IsTruncated"])
 
     def presign(self, key: str, seconds: int, filename: str | None = None) -> str:
         """A URL that reads the object for `seconds` without credentials, saved by browsers as `filename`."""
@@ -134,8 +190,37 @@ class ObjectStore:
     def _stored_digest(self, key: str) -> str:
         """SHA-256 of what lies at `key`: as noted when it was written, else of its bytes (some stores drop notes)."""
         with self._errors(key):
-            noted = self._client.head_object(Bucket=self._bucket, Key=self._prefix + key)["Metadata"].get(_SHA256)
+            noted = self._head(key)["Metadata"].get(_SHA256)
         return noted or hashlib.sha256(self.get(key)).hexdigest()
+
+    def _head(self, key: str) -> Any:
+        return self._call(lambda client: client.head_object(Bucket=self._bucket, Key=self._prefix + key))
+
+    def _call(self, use: Callable[[Any], T]) -> T:
+        try:
+            return use(self._client)
+        except ReadTimeoutError:
+            self._forget_idle_connections()
+            if self._patient_client is None:
+                raise
+        return use(self._patient_client)
+
+    def _on_timeout(self, client: Any, *, is_last: bool) -> None:
+        """After a try without an answer: the next one needs a new connection, or the client that has more patience."""
+
+        def look(caught_exception: Exception | None = None, **_: object) -> None:
+            if isinstance(caught_exception, ReadTimeoutError):
+                self._forget_idle_connections()
+                if not is_last:
+                    raise caught_exception
+
+        client.meta.events.register("needs-retry.s3", look)
+
+    def _forget_idle_connections(self) -> None:
+        """Where one was half-open, those that lie in the pools are likely to be: each would cost a try of its own."""
+        for client in (self._client, self._patient_client):
+            if client is not None:
+                client.close()
 
     @contextmanager
     def _errors(self, key: str | None = None) -> Iterator[None]:
@@ -176,7 +261,7 @@ class _AlreadyThere(StorageError):
     """`If-None-Match: *` was not met."""
 
 
-def _client(settings: Settings, endpoint: str | None, patience: Patience) -> Any:
+def _client(settings: Settings, endpoint: str | None, max_tries: int, read_timeout_seconds: float) -> Any:
     # A session of its own: boto3's default session is not safe to use from several threads.
     return boto3.session.Session().client(
         "s3",
@@ -185,9 +270,9 @@ def _client(settings: Settings, endpoint: str | None, patience: Patience) -> Any
         config=Config(
             signature_version="s3v4",
             s3={"addressing_style": "path" if endpoint else "auto"},
-            retries={"mode": "standard", "total_max_attempts": patience.max_tries},
+            retries={"mode": "standard", "total_max_attempts": max_tries},
             connect_timeout=CONNECT_TIMEOUT_SECONDS,
-            read_timeout=patience.read_timeout_seconds,
+            read_timeout=read_timeout_seconds,
             tcp_keepalive=True,
             max_pool_connections=MAX_CONNECTIONS,
             request_checksum_calculation=settings.s3_checksums,

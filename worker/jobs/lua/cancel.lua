@@ -10,6 +10,7 @@ if FINAL[job.status] then  -- by this very call, perhaps, whose answer was lost
 end
 if job.status == 'running' and is_leased(job) then
   redis.call('HSET', KEYS[1], 'cancel', 1)
+  redis.call('PUBLISH', ARGV[1] .. ':cancelled', job.id)  -- a hint: its worker's next heartbeat tells it as well
   return 'cancelling'
 end
 finish(KEYS[1], job, 'cancelled', retention_ms, 'cancel_nonce', nonce)

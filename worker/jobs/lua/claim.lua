@@ -1,6 +1,7 @@
 -- Guarantees: at most one live lease a job; a job past its time or its attempts ends instead of running.
 -- KEYS: record. ARGV: prefix, lease_ms, max_attempts, retention_ms, poison error, worker, nonce.
--- Returns {'claimed', token, attempts, request, reference_key, estimate_seconds, created_ms, queue, warnings} or {reason}.
+-- Returns {'claimed', token, attempts, request, reference_key, estimate_seconds, created_ms, queue, warnings,
+-- traceparent} or {reason}.
 local lease_ms, max_attempts, retention_ms = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local poison, worker, nonce = ARGV[5], ARGV[6], ARGV[7]
 
@@ -8,18 +9,23 @@ local job = read(KEYS[1])
 if not job then return {'unknown'} end
 if job.schema > SCHEMA then return {'newer_schema'} end
 
+redis.call('SET', taken_key(job.queue), now)
 local passed = tonumber(redis.call('GET', passed_key(job.queue)) or 0)
-if job.announced_ms > passed then redis.call('SET', passed_key(job.queue), job.announced_ms) end
+if not job.first_ms and job.announced_ms > passed then
+  redis.call('SET', passed_key(job.queue), job.announced_ms)
+end
 
 if FINAL[job.status] then return {'ended'} end
 if is_leased(job) and job.nonce ~= nonce then return {'leased'} end
 if not is_leased(job) then
+  if job.lease_ms then count('lapsed', job.queue) end
   if job.cancel then  -- its worker died before it could heed the cancel
     finish(KEYS[1], job, 'cancelled', retention_ms)
     return {'ended'}
   end
   if job.attempts >= max_attempts then
     finish(KEYS[1], job, 'failed', retention_ms, 'error', poison)
+    count('poison', job.queue)
     return {'poison'}
   end
   if is_expired(job) then
@@ -32,6 +38,6 @@ if not is_leased(job) then
 end
 
 local answer = redis.call('HMGET', KEYS[1], 'token', 'attempts', 'request', 'reference_key', 'estimate_seconds',
-                          'created_ms', 'queue', 'warnings')
+                          'created_ms', 'queue', 'warnings', 'traceparent')
 table.insert(answer, 1, 'claimed')
 return answer

@@ -1,7 +1,8 @@
 -- Guarantees: each id that it returns is returned to one caller, once in announce_ms; at most `limit` jobs of each set
 -- are looked at.
--- A waiting job is announced again only when its message was lost: the list is empty, or younger messages were taken
--- before it. Otherwise a long backlog would be doubled with every round.
+-- A waiting job is announced again only when its message was lost: the list is empty, or messages that lay behind it
+-- were taken before it. Otherwise a long backlog would be doubled with every round. What is announced here is to be put
+-- first: it has waited longest.
 -- KEYS: the broker's list. ARGV: prefix, queue, limit, announce_ms, retention_ms. Returns ids.
 local queue, limit = ARGV[2], tonumber(ARGV[3])
 local announce_ms, retention_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -9,7 +10,7 @@ local due, leases = due_key(queue), leases_key(queue)
 local ids = {}
 
 local function announce(id, key)
-  redis.call('HSET', key, 'announced_ms', now)
+  redis.call('HSET', key, 'first_ms', now)
   ids[#ids + 1] = id
 end
 
@@ -31,6 +32,7 @@ local function each(set, look)
 end
 
 each(leases, function(id, key, job)
+  count('lapsed', queue)
   if job.cancel then  -- its worker died before it could heed the cancel
     finish(key, job, 'cancelled', retention_ms)
   elseif is_expired(job) then
@@ -42,16 +44,26 @@ each(leases, function(id, key, job)
 end)
 
 local passed = tonumber(redis.call('GET', passed_key(queue)) or 0)
+local taken = tonumber(redis.call('GET', taken_key(queue)) or 0)
 local drained = redis.call('LLEN', KEYS[1]) == 0
 
 each(due, function(id, key, job)
   local wait_ms = announce_ms
   if is_expired(job) then return finish(key, job, 'expired', retention_ms) end
-  if drained or job.announced_ms <= passed then
+  local lost = job.announced_ms <= passed
+  if job.first_ms then lost = job.first_ms < taken end
+  if drained or lost then
     announce(id, key)
   else  -- looked at ever less often, so that a long backlog costs little
-    wait_ms = math.min(math.max(wait_ms, now - job.announced_ms), 4 * announce_ms)
+    wait_ms = math.min(math.max(wait_ms, now - (job.first_ms or job.announced_ms)), 4 * announce_ms)
   end
   redis.call('ZADD', due, look_at(job, now + wait_ms), id)
 end)
+if #ids > 0 then count('announced', queue, #ids) end
+
+-- The oldest that are no longer unfinished: removed by hand, or ended by a worker of a release that kept no ages.
+for _, id in ipairs(redis.call('ZRANGE', ages_key(queue), 0, 99)) do
+  local job = read(ARGV[1] .. ':job:' .. id)
+  if not job or (job.schema <= SCHEMA and FINAL[job.status]) then redis.call('ZREM', ages_key(queue), id) end
+end
 return ids

@@ -19,21 +19,43 @@ local function leases_key(queue)
 end
 
 -- The newest announcement (ms) of a queue whose message a worker has taken. Messages are taken in order, so an older
--- one that is still unclaimed was lost.
+-- one that is still unclaimed was lost. Those that were put first in the list say nothing of the others.
 local function passed_key(queue)
   return ARGV[1] .. ':passed:' .. queue
+end
+
+-- Every unfinished job of a queue, scored by the ms at which it came: the first is the oldest.
+local function ages_key(queue)
+  return ARGV[1] .. ':ages:' .. queue
+end
+
+-- Totals since the ledger began, for metrics, by queue. Counted here, in the script that changes the job: a worker that
+-- dies takes its own counts along, and these are the ones that tell of it.
+local function count(what, queue, number)
+  redis.call('HINCRBY', ARGV[1] .. ':totals', what .. ':' .. queue, number or 1)
+end
+
+-- When (ms) a worker last took a message of a queue: one that was put first before that and is unclaimed was lost.
+local function taken_key(queue)
+  return ARGV[1] .. ':taken:' .. queue
+end
+
+-- The unfinished jobs that need a reference clip; `names.reference_users_key` is the same.
+local function users_key(job)
+  return job.reference_key and job.reference_key ~= '' and ARGV[1] .. ':users:' .. job.reference_key
 end
 
 -- The record's small fields, numbers as numbers, absent ones nil; nil where there is no record.
 local function read(key)
   local fields = {'id', 'schema', 'status', 'queue', 'token', 'attempts', 'lease_ms', 'expires_ms', 'announced_ms',
-                  'counted', 'cancel', 'nonce'}
+                  'first_ms', 'counted', 'cancel', 'nonce', 'reference_key'}
   local values, job = redis.call('HMGET', key, unpack(fields)), {}
   if not values[1] then return nil end
   for i, field in ipairs(fields) do job[field] = values[i] or nil end
-  for _, field in ipairs({'schema', 'token', 'attempts', 'lease_ms', 'expires_ms', 'announced_ms'}) do
+  for _, field in ipairs({'schema', 'token', 'attempts', 'lease_ms', 'expires_ms', 'announced_ms', 'first_ms'}) do
     job[field] = tonumber(job[field])
   end
+  job.schema = job.schema or math.huge  -- of a version that nobody here knows
   return job
 end
 
@@ -56,6 +78,10 @@ local function finish(key, job, status, retention_ms, ...)
   redis.call('HDEL', key, 'lease_ms', 'nonce')
   redis.call('ZREM', due_key(job.queue), job.id)
   redis.call('ZREM', leases_key(job.queue), job.id)
+  redis.call('ZREM', ages_key(job.queue), job.id)
+  count('ended:' .. status, job.queue)
+  count('attempts', job.queue, job.attempts)
+  if users_key(job) then redis.call('SREM', users_key(job), job.id) end
   redis.call('PEXPIRE', key, retention_ms)
   redis.call('PUBLISH', ARGV[1] .. ':ended', job.id)
 end

@@ -31,6 +31,9 @@ redis.call('HSET', KEYS[1], 'created_ms', now, 'announced_ms', now, unpack(ARGV,
 if expires_ms > 0 then redis.call('HSET', KEYS[1], 'expires_ms', now + expires_ms) end
 local job = read(KEYS[1])
 redis.call('ZADD', due_key(job.queue), look_at(job, now + announce_ms), job.id)
+redis.call('ZADD', ages_key(job.queue), now, job.id)
+count('submitted', job.queue)
+if users_key(job) then redis.call('SADD', users_key(job), job.id) end
 if KEYS[2] then
   redis.call('HSET', KEYS[2], 'fingerprint', fingerprint, 'record', KEYS[1])
   redis.call('PEXPIRE', KEYS[2], retention_ms)

@@ -1,7 +1,8 @@
 """Publishes again what is overdue: jobs whose message was lost, whose worker died, or whose back-off is over.
 
-Every worker runs one. `Ledger.overdue` moves the due time on as it hands out an id, so two of them never publish the
-same job at once, and a message that gets lost again is only a later round's work.
+Every worker and every API process runs one: jobs expire while no worker is there, too. `Ledger.overdue` moves the due
+time on as it hands out an id, so two of them never publish the same job at once, and a message that gets lost again is
+only a later round's work.
 """
 
 from __future__ import annotations
@@ -23,13 +24,20 @@ wait for their turn are looked at as well: with a long backlog this bounds how s
 
 
 class Reconciler:
-    """`publish` puts one id into its queue; False where the broker refused, then a later round does it."""
+    """`publish` puts one id before all others of its queue; False where the broker refused: a later round does it."""
 
-    def __init__(self, ledger: Ledger, publish: Callable[[str, Queue], bool], lease_seconds: float) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        publish: Callable[[str, Queue], bool],
+        lease_seconds: float,
+        stopped: threading.Event | None = None,
+    ) -> None:
         self._ledger = ledger
         self._publish = publish
         self._interval_seconds = lease_seconds / ROUNDS_PER_LEASE
-        self._stopped = threading.Event()
+        self._stopped = stopped or threading.Event()
+        self._data_name: str | None = None
         self._thread = threading.Thread(target=self._reconcile_for_ever, name="reconciler", daemon=True)
 
     def run(self) -> None:
@@ -44,7 +52,7 @@ class Reconciler:
             try:
                 num_published = self.reconcile()
             except QueueUnavailable as error:
-                logger.warning("reconciling failed: %s", error)
+                logger.warning("reconciling failed: %s", error, extra={"outage": "redis"})
             except Exception:
                 # Without this thread a lost message is a lost job.
                 logger.exception("reconciling failed")
@@ -53,8 +61,15 @@ class Reconciler:
 
     def reconcile(self) -> int:
         """One round; returns how many ids were published."""
+        self._notice_loss()
         overdue = self._ledger.overdue(MAX_LOOKS_PER_ROUND)
-        for job_id, queue in overdue:
+        for job_id, queue in reversed(overdue):  # the last to be put first is the first
             if self._publish(job_id, queue):
                 logger.info("published again", extra={"job": job_id})
         return len(overdue)
+
+    def _notice_loss(self) -> None:
+        data_name = self._ledger.data_name()
+        if self._data_name not in (None, data_name):
+            logger.error("Redis has lost its data (flushed, or started without its file): all jobs until now are gone")
+        self._data_name = data_name

@@ -1,0 +1,44 @@
+"""A line of the worker's log: what it carries, and what never gets in."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from typing import Any
+
+from worker.log_context import bound, current
+from worker.logs import JsonLines
+
+
+def line(message: str = "hello", **extra: object) -> dict[str, Any]:
+    record = logging.makeLogRecord({"name": "worker.test", "levelname": "INFO", "msg": message, **extra})
+    text = JsonLines().format(record)
+    assert "\n" not in text
+    parsed: dict[str, Any] = json.loads(text)
+    return parsed
+
+
+def test_a_line_carries_what_its_thread_has_bound() -> None:
+    with bound(job="job_1", attempt=2):
+        with bound(window="win_1"):
+            found = line(ms=1.5)
+            assert (found["job"], found["attempt"], found["window"], found["ms"]) == ("job_1", 2, "win_1", 1.5)
+        assert "window" not in line()
+        assert line(job="job_2")["job"] == "job_2", "the call's own field counts"
+    assert "job" not in line()
+
+
+def test_other_threads_have_fields_of_their_own() -> None:
+    seen: list[object] = []
+    with bound(job="job_1"):
+        other = threading.Thread(target=lambda: seen.append(dict(current())))
+        other.start()
+        other.join()
+    assert seen == [{}]
+
+
+def test_only_known_fields_are_written_and_no_empty_ones() -> None:
+    found = line("two\nlines", text="what a client wrote", trace_id=None)
+    assert found["event"] == "two\nlines"
+    assert not {"text", "trace_id"} & set(found)
