@@ -48,7 +48,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class OncePerOutage(logging.Filter):
-    """Of the records with an `outage` in `extra` (the name of a server), passes the first of each outage."""
+    """Of the records with an `outage` in `extra` (the name of what fails), passes the first of each outage."""
 
     def __init__(self) -> None:
         super().__init__()

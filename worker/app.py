@@ -25,7 +25,6 @@ from worker.lifecycle import Drain
 from worker.runner import JobRunner
 from worker.synthesizers import Synthesizer
 from worker.task import register_task
-from worker.transport import TolerantTransport
 from worker.voices import Voices
 from worker.watchdog import Watchdog
 from worker.window import WindowLimits
@@ -44,7 +43,6 @@ class Worker:
         self._settings = settings
         self._exit_status = 0
         self._celery = make_celery(settings)
-        self._celery.conf.broker_transport = TolerantTransport
         self._store = ObjectStore(settings)
         ledger = Ledger.from_settings(settings)
         announce = partial(publish, self._celery, first=True)

@@ -40,6 +40,12 @@ def ledger(redis_client: Redis, redis_settings: Settings) -> Ledger:
     return Ledger(redis_client, redis_settings)
 
 
+@pytest.fixture
+def patient(redis_client: Redis, redis_settings: Settings) -> Ledger:
+    """With leases that do not lapse while a busy machine takes its time."""
+    return Ledger(redis_client, redis_settings.model_copy(update={"lease_seconds": 60.0}))
+
+
 def body_of(message: str) -> Any:
     """Celery's (args, kwargs, embed) of a message as it lies in the list."""
     return json.loads(base64.b64decode(json.loads(message)["body"]))
@@ -113,9 +119,10 @@ def test_publishing_at_once_over_a_connection_that_breaks_is_done(redis_settings
 
 
 def test_what_was_handed_back_goes_before_the_backlog_and_announces_nothing_of_it(
-    app: Celery, ledger: Ledger, redis_client: Redis, prefix: str
+    app: Celery, patient: Ledger, redis_client: Redis, prefix: str
 ) -> None:
-    waiting = [submitted(ledger) for _ in range(3)]
+    ledger = patient
+    waiting = [submitted_before(ledger, redis_client, prefix, age) for age in (3000, 2000, 1000)]
     for job_id in waiting:
         publish(app, job_id, Queue.INTERACTIVE)
     claim = running(ledger, take_message(redis_client, prefix, Queue.INTERACTIVE))
@@ -131,8 +138,9 @@ def test_what_was_handed_back_goes_before_the_backlog_and_announces_nothing_of_i
 
 
 def test_a_message_that_was_put_first_and_is_lost_is_announced_again(
-    app: Celery, ledger: Ledger, redis_client: Redis, prefix: str
+    app: Celery, patient: Ledger, redis_client: Redis, prefix: str
 ) -> None:
+    ledger = patient
     lost, taken, waiting = (submitted_before(ledger, redis_client, prefix, age) for age in (3000, 2000, 1000))
     for job_id in (lost, taken, waiting):
         publish(app, job_id, Queue.INTERACTIVE)

@@ -7,14 +7,14 @@ it. That is why nothing here is relied on: the ledger's reconciler publishes aga
 from __future__ import annotations
 
 import logging
+import ssl
 from typing import Any
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from celery import Celery
 from kombu import Exchange
 from kombu import Queue as BrokerQueue
 from kombu.exceptions import KombuError, OperationalError
-from kombu.transport import redis
-from kombu.utils.json import dumps
 from redis.exceptions import RedisError
 
 from worker.jobs import names
@@ -22,6 +22,7 @@ from worker.jobs.connection import CONNECT_TIMEOUT_SECONDS, HEALTH_CHECK_SECONDS
 from worker.jobs.models import Queue
 from worker.jobs.names import TASK_NAME
 from worker.jobs.settings import Settings
+from worker.jobs.transport import FIRST_HEADER
 
 __all__ = ["TASK_NAME", "make_celery", "publish"]
 
@@ -33,24 +34,7 @@ _PUBLISH_RETRY = {"max_retries": 2, "interval_start": 0.0, "interval_step": 0.2,
 
 _REFUSED = (KombuError, OperationalError, RedisError, OSError)
 
-_FIRST_HEADER = "omnivoice_first"
-
 logger = logging.getLogger(__name__)
-
-
-class Channel(redis.Channel):  # type: ignore[misc]  # kombu has no types
-    """kombu's, which can also put a message where the next one is taken from: its lists are read from the right."""
-
-    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
-        if not message["headers"].get(_FIRST_HEADER):
-            super()._put(queue, message, **kwargs)
-            return
-        with self.conn_or_acquire() as client:
-            client.rpush(queue, dumps(message))
-
-
-class Transport(redis.Transport):  # type: ignore[misc]
-    Channel = Channel
 
 
 def make_celery(settings: Settings) -> Celery:
@@ -58,9 +42,8 @@ def make_celery(settings: Settings) -> Celery:
 
     It keeps no results: a job's state lives in the ledger.
     """
-    app = Celery("omnivoice", broker=settings.redis_url, set_as_current=False)
+    app = Celery("omnivoice", broker=_broker_url(settings.redis_url), set_as_current=False)
     app.conf.update(
-        broker_transport=Transport,
         task_serializer="json",
         accept_content=["json"],
         result_backend=None,
@@ -74,6 +57,8 @@ def make_celery(settings: Settings) -> Celery:
         worker_hijack_root_logger=False,
         worker_enable_remote_control=False,
         worker_send_task_events=False,
+        # kombu's own default trusts any certificate; `ssl_*` parameters of the URL (as redis-py knows them) go before.
+        broker_use_ssl={"ssl_cert_reqs": ssl.CERT_REQUIRED} if settings.redis_url.startswith("rediss://") else False,
         broker_connection_retry=True,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
@@ -98,7 +83,7 @@ def publish(app: Celery, job_id: str, queue: Queue, *, first: bool = False) -> b
     `first` is for a job that has waited already: it does not go behind the backlog. False is no failure of the job: it
     is due in the ledger, and a reconciler will publish it.
     """
-    headers = {_FIRST_HEADER: True} if first else {}
+    headers = {FIRST_HEADER: True} if first else {}
     try:
         try:
             _send(app, job_id, queue, headers=headers)
@@ -120,6 +105,17 @@ def _send(app: Celery, job_id: str, queue: Queue, **options: Any) -> None:
     # Celery would put the arguments into the headers once more, as text: argsrepr and kwargsrepr say not to.
     options |= {"argsrepr": "", "kwargsrepr": "", "ignore_result": True}
     app.send_task(TASK_NAME, args=(job_id,), queue=queue.value, **options)
+
+
+def _broker_url(redis_url: str) -> str:
+    """The same server as kombu writes it: for a Unix socket redis-py has the password and the database in the query."""
+    parts = urlsplit(redis_url)
+    if parts.scheme != "unix":
+        return redis_url
+    query = dict(parse_qsl(parts.query))
+    user, password = parts.username or query.get("username", ""), parts.password or query.get("password", "")
+    login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
+    return f"redis+socket://{login}{parts.path}?virtual_host={query.get('db', '0')}"
 
 
 def _broker_queue(queue: Queue) -> BrokerQueue:

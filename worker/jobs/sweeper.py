@@ -75,7 +75,8 @@ class Sweeper:
             except QueueUnavailable as error:
                 logger.warning("objects are not swept: %s", error, extra={"outage": "redis"})
             except StorageError as error:
-                logger.warning("objects are not swept: %s", error, extra={"outage": "store"})
+                # A name of its own: one who may not list must not silence what is said of a store that is gone.
+                logger.warning("objects are not swept: %s", error, extra={"outage": "sweeping"})
             except Exception:
                 logger.exception("objects are not swept")
             self._stopped.wait(ROUND_SECONDS)

@@ -1,4 +1,4 @@
-"""kombu's Redis transport, made to survive messages that are not messages.
+"""kombu's Redis transport, made to survive messages that are not messages, and to put some before all others.
 
 kombu decodes an item of its list without a guard: one item that is not its JSON raises out of Celery's event loop, and
 the worker ends ("Unrecoverable error"). Whoever can reach Redis could so end all workers, one item each.
@@ -10,15 +10,25 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from worker.jobs import broker
+from kombu.transport import TRANSPORT_ALIASES, redis
+from kombu.utils.json import dumps
 
 logger = logging.getLogger(__name__)
 
+FIRST_HEADER = "omnivoice_first"
+"""A message with it is the next that is taken from its queue."""
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
 """What decoding raises. Errors of the connection are none of these: they must reach Celery, which reconnects."""
 
 
-class TolerantChannel(broker.Channel):
+class Channel(redis.Channel):  # type: ignore[misc]  # kombu has no types
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        if not message["headers"].get(FIRST_HEADER):
+            super()._put(queue, message, **kwargs)
+            return
+        with self.conn_or_acquire() as client:
+            client.rpush(queue, dumps(message))  # kombu reads its lists from the right
+
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)
@@ -41,5 +51,9 @@ class TolerantChannel(broker.Channel):
         return super().basic_consume(queue, no_ack, tolerant_callback, consumer_tag, **kwargs)
 
 
-class TolerantTransport(broker.Transport):
-    Channel = TolerantChannel
+class Transport(redis.Transport):  # type: ignore[misc]  # kombu has no types
+    Channel = Channel
+
+
+# By the names of the URLs' schemes: given as a class, kombu would forget what the scheme says (TLS, a Unix socket).
+TRANSPORT_ALIASES |= dict.fromkeys(("redis", "rediss"), f"{__name__}:Transport")
