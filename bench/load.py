@@ -2,7 +2,7 @@
 
 python -m bench.load --out bench/results/load.json
 python -m bench.load --out bench/results/load.json --parts submit,worker
-python -m bench.load --out /tmp/load.json --quick                     # every part, small: whether it works, not how fast
+python -m bench.load --out /tmp/load.json --quick      # every part, small: whether it works, not how fast
 
 Redis with its append-only file, SeaweedFS and the API are started as `make up` starts them, in a temporary folder, and
 the worker around a synthesizer that takes no time (`bench.null_worker`). Clients run on the same cores.
@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +48,12 @@ SHORT_SECONDS = 0.2
 """Audio of a job where memory is measured, so that tens of thousands of objects fit on a disk."""
 SETTLED_SHARE = (0.1, 0.95)
 """Of a backlog, the part in which a worker's rate counts: it has warmed up, and its threads still have enough to do."""
-STEP_JOBS = 1_000
-"""Between two looks at the processes' memory."""
-WARM_UP_STEPS = 10
-"""Of these the line is not fitted: pools, threads and caches fill up."""
+WARM_UP_SHARE = 0.2
+"""Of the jobs over which memory is watched, the first, to which the line is not fitted: pools and caches fill up."""
+MAX_QUEUE = 1_000_000
 RETENTION_SECONDS = 3.0
+SETTLING_SECONDS = 2.0
+"""Redis makes its tables smaller a little after they have been emptied."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,19 +67,20 @@ class Size:
     backlog: int = 6_000
     backlog_uploading: int = 3_000
     latency_jobs: int = 200
-    memory_jobs: int = 50_000
     redis_jobs: int = 20_000
+    memory_jobs: int = 50_000
+    memory_step: int = 1_000
+    warm_up: int = 500
 
 
-QUICK = Size(1.0, 1, 20.0, 2.0, 400, 200, 10, 3_000, 500)
+QUICK = Size(0.5, 1, 20.0, 1.0, 200, 100, 5, 100, 200, 40, 50)
 
 
 def submit(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
     """No worker: as fast as the clients are answered, then half as fast as is asked for."""
-    stack.start_servers()
     stack.start_api()
     clients = Clients(stack.address)
-    clients.closed_loop(arguments.clients, jobs=200)
+    clients.closed_loop(arguments.clients, jobs=size.warm_up)
     rates, loads = [], []
     for _ in range(size.submit_repeats):
         with stack.metered() as load:
@@ -106,16 +107,15 @@ def worker_uploading(stack: LoadStack, size: Size, arguments: argparse.Namespace
 
 def _work(stack: LoadStack, num_jobs: int, *options: str) -> dict[str, Any]:
     """One worker before a backlog, no API beside it: jobs that end a second once it is at work."""
-    stack.start_servers()
     _announce(stack, num_jobs)
     stack.start_worker(*options)
     first, last = (round(num_jobs * share) for share in SETTLED_SHARE)
-    stack.wait_until(lambda: _ended(stack) >= first, 120, f"{first} jobs have ended")
+    _wait_for_ends(stack, first, 120)
     with stack.metered() as load:
         began, before = time.monotonic(), _ended(stack)
-        stack.wait_until(lambda: _ended(stack) >= last, 300, f"{last} jobs have ended")
+        _wait_for_ends(stack, last, 300)
         rate = (_ended(stack) - before) / (time.monotonic() - began)
-    stack.wait_until(lambda: _ended(stack) >= num_jobs, 60, "all jobs have ended")
+    _wait_for_ends(stack, num_jobs, 60)
     return {"jobs": num_jobs, "jobs_per_s": round(rate, 1)} | load
 
 
@@ -133,7 +133,6 @@ def _announce(stack: LoadStack, num_jobs: int) -> None:
 
 def latency(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
     """One job at a time: from the client's call to the start of its window, less the wait that the settings ask for."""
-    stack.start_servers()
     stack.start_api()
     stack.start_worker()
     caller, chance = Caller(), random.Random(0)
@@ -159,21 +158,20 @@ def latency(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict
 
 def memory(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
     """Resident memory of the API (with its master) and of the worker, after every thousand jobs from HTTP to S3."""
-    stack.start_servers()
     stack.start_api()
     stack.start_worker("--audio-seconds", str(SHORT_SECONDS))
     clients = Clients(stack.address)
     rows: list[dict[str, int]] = []
     began = time.monotonic()
     while not rows or rows[-1]["jobs"] < size.memory_jobs:
-        _accepted(clients.closed_loop(arguments.clients, jobs=STEP_JOBS))
-        num_jobs = (rows[-1]["jobs"] if rows else 0) + STEP_JOBS
-        stack.wait_until(lambda: _ended(stack) >= num_jobs, 120, f"{num_jobs} jobs have ended")
+        _accepted(clients.closed_loop(arguments.clients, jobs=size.memory_step))
+        num_jobs = (rows[-1]["jobs"] if rows else 0) + size.memory_step
+        _wait_for_ends(stack, num_jobs, 120)
         rows.append({"jobs": num_jobs} | {name: _resident(stack.pids[name]) for name in ("api", "worker")})
         seconds = time.monotonic() - began
         say(f"{rows[-1]}, {num_jobs / seconds:.0f} jobs/s")
     clients.close()
-    fitted = rows[WARM_UP_STEPS:] if len(rows) > 2 * WARM_UP_STEPS else rows
+    fitted = [row for row in rows if row["jobs"] > WARM_UP_SHARE * size.memory_jobs]
     jobs = [row["jobs"] for row in fitted]
     slopes = {name: fit(jobs, [row[name] for row in fitted]) for name in ("api", "worker")}
     return {"fitted_from": jobs[0], "slopes": slopes, "resident": rows}
@@ -181,34 +179,37 @@ def memory(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[
 
 def redis(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
     """What a waiting job of 100 characters takes in Redis, message included and not, and what is left of it."""
-    stack.start_servers()
     stack.start_api()
     clients = Clients(stack.address)
-    before = _used(stack)
+    # Everything once before: connections, scripts and fixed keys are there, on both sides of the comparison.
+    _accepted(clients.closed_loop(arguments.clients, jobs=size.warm_up))
+    _work_and_forget(stack, size.warm_up)
+    before, num_keys = _used(stack), stack.redis.dbsize()
     _accepted(clients.closed_loop(arguments.clients, jobs=size.redis_jobs))
+    queued = _used(stack)
+    messages = (stack.redis.memory_usage(_messages(stack), samples=0) or 0) / size.redis_jobs
+    a_job = (queued - before) / size.redis_jobs
+    say(f"{a_job:.0f} B a job, of which the message {messages:.0f} B")
+    _work_and_forget(stack, size.warm_up + size.redis_jobs)
     clients.close()
-    stored = _used(stack)
-    messages = stack.redis.memory_usage(_messages(stack), samples=0)
-    num_keys = stack.redis.dbsize()
-    say(f"{(stored - before) / size.redis_jobs:.0f} B a job, of which the message {messages / size.redis_jobs:.0f} B")
-    stack.start_worker("--keep-nothing", "--audio-seconds", "0.04", retention_hours=RETENTION_SECONDS / 3_600)
-    stack.wait_until(lambda: _ended(stack) >= size.redis_jobs, 300, "all jobs have ended")
-    ours = f"{stack.settings.redis_prefix}:job:*"
-    stack.wait_until(lambda: not any(True for _ in stack.redis.scan_iter(ours, count=1_000)), 60, "records are gone")
-    stack.stop("worker")
-    left = sorted(stack.redis.scan_iter(f"{stack.settings.redis_prefix}:*", count=1_000))
-    after = _used(stack)
-    a_job = (stored - before) / size.redis_jobs
     return {
         "jobs": size.redis_jobs,
         "bytes_a_job": round(a_job, 1),
-        "bytes_message": round(messages / size.redis_jobs, 1),
-        "bytes_without_message": round(a_job - messages / size.redis_jobs, 1),
-        "keys_while_queued": num_keys,
-        "keys_left": sum(1 for key in left if "job_" in key or ":due:" in key or ":ages:" in key),
-        "names_left": left,
-        "bytes_left_a_job": round((after - before) / size.redis_jobs, 1),
+        "bytes_message": round(messages, 1),
+        "bytes_without_message": round(a_job - messages, 1),
+        "keys_left": stack.redis.dbsize() - num_keys,
+        "bytes_left_a_job": round((_used(stack) - before) / size.redis_jobs, 1),
     }
+
+
+def _work_and_forget(stack: LoadStack, num_jobs: int) -> None:
+    """Bring all jobs to their end, and wait until Redis has forgotten them."""
+    stack.start_worker("--keep-nothing", "--audio-seconds", "0.04", retention_hours=RETENTION_SECONDS / 3_600)
+    _wait_for_ends(stack, num_jobs, 300)
+    records = f"{stack.settings.redis_prefix}:job:*"
+    stack.wait_until(lambda: not any(True for _ in stack.redis.scan_iter(records, count=1_000)), 60, "records are gone")
+    stack.stop("worker")
+    time.sleep(SETTLING_SECONDS)
 
 
 def _accepted(answers: Answers) -> Answers:
@@ -222,6 +223,10 @@ def _ended(stack: LoadStack) -> int:
     if ended[Status.SUCCEEDED] != sum(ended.values()):
         raise CallFailed(f"jobs ended otherwise than succeeded: {ended}")
     return ended[Status.SUCCEEDED]
+
+
+def _wait_for_ends(stack: LoadStack, num_jobs: int, seconds: float) -> None:
+    stack.wait_until(lambda: _ended(stack) >= num_jobs, seconds, f"{num_jobs} jobs have ended")
 
 
 def _resident(pid: int) -> int:
@@ -244,7 +249,7 @@ PARTS: dict[str, Callable[[LoadStack, Size, argparse.Namespace], dict[str, Any]]
 
 
 def run(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """All parts that were asked for, each with a stack of its own; written to `arguments.out` after each of them."""
+    """All parts that were asked for, each with an empty Redis; written to `arguments.out` after each of them."""
     results: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": shown_command("bench.load"),
@@ -253,15 +258,17 @@ def run(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "settings": {"clients": arguments.clients, "api_workers": arguments.api_workers, "quick": arguments.quick},
     }
     size = QUICK if arguments.quick else Size()
-    start = partial(LoadStack, environ=os.environ, api_workers=arguments.api_workers, max_queue=1_000_000)
-    for part in arguments.parts:
-        before = [round(load, 2) for load in os.getloadavg()]
-        say(f"{part}: load average before it {before}")
-        with start(scratch / part) as stack, interruptible():
+    chosen = {"api_workers": arguments.api_workers, "max_queue": MAX_QUEUE}
+    with LoadStack(scratch, os.environ, **chosen) as stack, interruptible():
+        stack.start_servers()
+        for part in arguments.parts:
+            before = [round(load, 2) for load in os.getloadavg()]
+            say(f"{part}: load average before it {before}")
             figures = PARTS[part](stack, size, arguments)
-        results[part] = {"load_average_before": before} | figures
-        write(arguments.out, results)
-        say(f"{part}: {json.dumps(figures)}")
+            stack.clear()
+            results[part] = {"load_average_before": before} | figures
+            write(arguments.out, results)
+            say(f"{part}: {json.dumps(figures)}")
     return results
 
 

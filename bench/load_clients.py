@@ -64,7 +64,10 @@ class _Connection:
 
     def receive(self) -> int | None:
         """The status once the answer is whole. Raises `CallFailed` where the server ends the connection before."""
-        data = self.socket.recv(65_536)
+        try:
+            data = self.socket.recv(65_536)
+        except OSError as error:
+            raise CallFailed(f"the API broke a connection: {error}") from None
         if not data:
             raise CallFailed("the API closed a connection")
         self._received += data
@@ -135,8 +138,11 @@ class Clients:
         request = next(requests, None)
         if request is None:
             return False
-        connection = self._idle.pop() if self._idle else self._connect()
-        connection.send(request, due)
+        try:
+            connection = self._idle.pop() if self._idle else self._connect()
+            connection.send(request, due)
+        except OSError as error:
+            raise CallFailed(f"the API cannot be reached: {error}") from None
         return True
 
     def _connect(self) -> _Connection:

@@ -71,8 +71,6 @@ def report(results: Mapping[str, Any]) -> str:
     parts = [markdown(["target", "measured", "bound", "holds"], judged)]
     if memory := results.get("memory"):
         names = list(memory["slopes"])
-        rows = [
-            [str(row["jobs"]), *(f"{row[name] / 1e6:.2f}" for name in names)] for row in memory["resident"]
-        ]
+        rows = [[str(row["jobs"]), *(f"{row[name] / 1e6:.2f}" for name in names)] for row in memory["resident"]]
         parts.append(markdown(["jobs", *(f"{name}, MB" for name in names)], rows))
     return "\n\n".join(parts)

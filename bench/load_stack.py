@@ -61,9 +61,7 @@ class LoadStack:
 
     def start_servers(self) -> None:
         self._start(services.redis(self._environment, self._folder, self._ports["redis"]))
-        self._start(
-            services.seaweedfs(self._environment, self.settings, self._folder, self._identities, self._ports)
-        )
+        self._start(services.seaweedfs(self._environment, self.settings, self._folder, self._identities, self._ports))
 
     def start_api(self) -> None:
         self._start(services.api(self._environment, self.settings))
@@ -80,6 +78,12 @@ class LoadStack:
         child.wait()
         for leftover in service.leftovers:
             Path(leftover).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Stop what works with the servers, and empty Redis."""
+        for name in [name for name in self._running if name in ("api", "worker")]:
+            self.stop(name)
+        self.redis.flushall()
 
     def queue(self) -> QueueStats:
         """The interactive queue, where all jobs of a load test are."""
