@@ -37,13 +37,13 @@ BROKEN_EXIT_STATUS = 71
 
 
 class Worker:
-    """One process: one synthesizer, one batcher, a Celery consumer with threads."""
+    """One process: one synthesizer, one batcher, a Celery consumer with threads. `store` defaults to the settings'."""
 
-    def __init__(self, settings: Settings, synthesizer: Synthesizer) -> None:
+    def __init__(self, settings: Settings, synthesizer: Synthesizer, store: ObjectStore | None = None) -> None:
         self._settings = settings
         self._exit_status = 0
         self._celery = make_celery(settings)
-        self._store = ObjectStore(settings)
+        self._store = store or ObjectStore(settings)
         ledger = Ledger.from_settings(settings)
         announce = partial(publish, self._celery, first=True)
         self._batcher = Batcher(

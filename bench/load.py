@@ -1,0 +1,311 @@
+"""What the queue itself takes of two cores: submitting, working, waiting, memory; the model is left out.
+
+python -m bench.load --out bench/results/load.json
+python -m bench.load --out bench/results/load.json --parts submit,worker
+python -m bench.load --out /tmp/load.json --quick      # every part, small: whether it works, not how fast
+
+Redis with its append-only file, SeaweedFS and the API are started as `make up` starts them, in a temporary folder, and
+the worker around a synthesizer that takes no time (`bench.null_worker`). Clients run on the same cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.command import shown_command
+from bench.load_clients import Answers, Clients, body
+from bench.load_figures import fit, latencies, report
+from bench.load_stack import LoadStack
+from bench.service_clients import Caller, CallFailed
+from bench.service_product import say
+from infra.local.errors import LocalError
+from infra.local.interruption import Interrupted, hold_back_signals, interruptible
+from omnivoice.planning import plan
+from worker.jobs import names
+from worker.jobs.broker import make_celery, publish
+from worker.jobs.errors import QueueUnavailable
+from worker.jobs.ledger import NewJob
+from worker.jobs.models import JobRequest, Queue, Status
+from worker.jobs.tracing import TraceContext
+
+FAILED_STATUS, INTERRUPTED_STATUS = 1, 130
+SHORT_SECONDS = 0.2
+"""Audio of a job where memory is measured, so that tens of thousands of objects fit on a disk."""
+SETTLED_SHARE = (0.1, 0.95)
+"""Of a backlog, the part in which a worker's rate counts: it has warmed up, and its threads still have enough to do."""
+WARM_UP_SHARE = 0.2
+"""Of the jobs over which memory is watched, the first, to which the line is not fitted: pools and caches fill up."""
+MAX_QUEUE = 1_000_000
+RETENTION_SECONDS = 3.0
+SETTLING_SECONDS = 2.0
+"""Redis makes its tables smaller a little after they have been emptied."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Size:
+    """How much of each part is run."""
+
+    submit_seconds: float = 10.0
+    submit_repeats: int = 3
+    open_rate: float = 150.0
+    open_seconds: float = 30.0
+    backlog: int = 6_000
+    backlog_uploading: int = 3_000
+    latency_jobs: int = 200
+    redis_jobs: int = 20_000
+    memory_jobs: int = 50_000
+    memory_step: int = 1_000
+    warm_up: int = 500
+
+
+QUICK = Size(0.5, 1, 20.0, 1.0, 200, 100, 5, 100, 200, 40, 50)
+
+
+def submit(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
+    """No worker: as fast as the clients are answered, then half as fast as is asked for."""
+    stack.start_api()
+    clients = Clients(stack.address)
+    clients.closed_loop(arguments.clients, jobs=size.warm_up)
+    rates, loads = [], []
+    for _ in range(size.submit_repeats):
+        with stack.metered() as load:
+            answers = _accepted(clients.closed_loop(arguments.clients, size.submit_seconds))
+        rates.append(round(answers.rate, 1))
+        loads.append(load["cores"])
+        say(f"submitted {answers.rate:.0f} jobs/s, {latencies(answers.seconds)}, {load}")
+    with stack.metered() as load:
+        answers = _accepted(clients.open_loop(size.open_rate, size.open_seconds, random.Random(0)))
+    clients.close()
+    opened = {"rate": size.open_rate, "jobs": answers.num_accepted} | latencies(answers.seconds) | load
+    return {"clients": arguments.clients, "jobs_per_s": statistics.median(rates), "rates": rates, "cores": loads} | {
+        "open_loop": opened
+    }
+
+
+def worker(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
+    return _work(stack, size.backlog, "--keep-nothing")
+
+
+def worker_uploading(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
+    return _work(stack, size.backlog_uploading)
+
+
+def _work(stack: LoadStack, num_jobs: int, *options: str) -> dict[str, Any]:
+    """One worker before a backlog, no API beside it: jobs that end a second once it is at work."""
+    _announce(stack, num_jobs)
+    stack.start_worker(*options)
+    first, last = (round(num_jobs * share) for share in SETTLED_SHARE)
+    _wait_for_ends(stack, first, 120)
+    with stack.metered() as load:
+        began, before = time.monotonic(), _ended(stack)
+        _wait_for_ends(stack, last, 300)
+        rate = (_ended(stack) - before) / (time.monotonic() - began)
+    _wait_for_ends(stack, num_jobs, 60)
+    return {"jobs": num_jobs, "jobs_per_s": round(rate, 1)} | load
+
+
+def _announce(stack: LoadStack, num_jobs: int) -> None:
+    """A backlog without an API: what the API stores and sends for each job."""
+    celery = make_celery(stack.settings)
+    for index in range(num_jobs):
+        request = JobRequest.parse(body(index))
+        seconds = plan(request.to_synthesis_request()).seconds
+        trace = TraceContext.continued(None)
+        new = NewJob(names.new_job_id(), request, estimate_seconds=seconds, owner="local", trace=trace)
+        stack.ledger.submit(new)
+        publish(celery, new.id, Queue.INTERACTIVE)
+
+
+def latency(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One job at a time: from the client's call to the start of its window, less the wait that the settings ask for."""
+    stack.start_api()
+    stack.start_worker()
+    caller, chance = Caller(), random.Random(0)
+    samples: dict[str, list[float]] = {"added": [], "accepted": [], "queued": [], "batched": []}
+    for index in range(size.latency_jobs):
+        began = time.time()
+        _, headers, _ = caller.call("POST", f"{stack.address}/v1/jobs", body(index))
+        accepted = time.time()
+        job, _ = caller.job(stack.address + headers["Location"], 20)
+        if job["status"] != Status.SUCCEEDED:
+            raise CallFailed(f"{job['id']} {job['status']}")
+        # The record's time is cut to whole milliseconds: taken at its latest.
+        started = datetime.datetime.fromisoformat(job["started_at"]).timestamp() + 1e-3
+        timings = job["result"]["timings"]
+        samples["added"].append(started - began - stack.settings.max_wait_ms / 1e3)
+        samples["accepted"].append(accepted - began)
+        samples["queued"].append(timings["queued_ms"] / 1e3)
+        samples["batched"].append(timings["batched_ms"] / 1e3)
+        time.sleep(chance.uniform(0.05, 0.15))
+    figures: dict[str, Any] = {"jobs": size.latency_jobs, "max_wait_ms": stack.settings.max_wait_ms}
+    return figures | {name: latencies(values) for name, values in samples.items()}
+
+
+def memory(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Resident memory of the API (with its master) and of the worker, after every thousand jobs from HTTP to S3."""
+    stack.start_api()
+    stack.start_worker("--audio-seconds", str(SHORT_SECONDS))
+    clients = Clients(stack.address)
+    rows: list[dict[str, int]] = []
+    began = time.monotonic()
+    while not rows or rows[-1]["jobs"] < size.memory_jobs:
+        _accepted(clients.closed_loop(arguments.clients, jobs=size.memory_step))
+        num_jobs = (rows[-1]["jobs"] if rows else 0) + size.memory_step
+        _wait_for_ends(stack, num_jobs, 120)
+        rows.append({"jobs": num_jobs} | {name: _resident(stack.pids[name]) for name in ("api", "worker")})
+        seconds = time.monotonic() - began
+        say(f"{rows[-1]}, {num_jobs / seconds:.0f} jobs/s")
+    clients.close()
+    fitted = [row for row in rows if row["jobs"] > WARM_UP_SHARE * size.memory_jobs]
+    jobs = [row["jobs"] for row in fitted]
+    slopes = {name: fit(jobs, [row[name] for row in fitted]) for name in ("api", "worker")}
+    return {"fitted_from": jobs[0], "slopes": slopes, "resident": rows}
+
+
+def redis(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a waiting job of 100 characters takes in Redis, message included and not, and what is left of it."""
+    stack.start_api()
+    clients = Clients(stack.address)
+    # Everything once before: connections, scripts and fixed keys are there, on both sides of the comparison.
+    _accepted(clients.closed_loop(arguments.clients, jobs=size.warm_up))
+    _work_and_forget(stack, size.warm_up)
+    before, num_keys = _used(stack), stack.redis.dbsize()
+    _accepted(clients.closed_loop(arguments.clients, jobs=size.redis_jobs))
+    queued = _used(stack)
+    messages = (stack.redis.memory_usage(_messages(stack), samples=0) or 0) / size.redis_jobs
+    a_job = (queued - before) / size.redis_jobs
+    say(f"{a_job:.0f} B a job, of which the message {messages:.0f} B")
+    _work_and_forget(stack, size.warm_up + size.redis_jobs)
+    clients.close()
+    return {
+        "jobs": size.redis_jobs,
+        "bytes_a_job": round(a_job, 1),
+        "bytes_message": round(messages, 1),
+        "bytes_without_message": round(a_job - messages, 1),
+        "keys_left": stack.redis.dbsize() - num_keys,
+        "bytes_left_a_job": round((_used(stack) - before) / size.redis_jobs, 1),
+    }
+
+
+def _work_and_forget(stack: LoadStack, num_jobs: int) -> None:
+    """Bring all jobs to their end, and wait until Redis has forgotten them."""
+    stack.start_worker("--keep-nothing", "--audio-seconds", "0.04", retention_hours=RETENTION_SECONDS / 3_600)
+    _wait_for_ends(stack, num_jobs, 300)
+    records = f"{stack.settings.redis_prefix}:job:*"
+    stack.wait_until(lambda: not any(True for _ in stack.redis.scan_iter(records, count=1_000)), 60, "records are gone")
+    stack.stop("worker")
+    time.sleep(SETTLING_SECONDS)
+
+
+def _accepted(answers: Answers) -> Answers:
+    if refused := {status: number for status, number in answers.statuses.items() if status != 202}:
+        raise CallFailed(f"answers by status that are no 202: {refused}")
+    return answers
+
+
+def _ended(stack: LoadStack) -> int:
+    ended = stack.queue().ended
+    if ended[Status.SUCCEEDED] != sum(ended.values()):
+        raise CallFailed(f"jobs ended otherwise than succeeded: {ended}")
+    return ended[Status.SUCCEEDED]
+
+
+def _wait_for_ends(stack: LoadStack, num_jobs: int, seconds: float) -> None:
+    stack.wait_until(lambda: _ended(stack) >= num_jobs, seconds, f"{num_jobs} jobs have ended")
+
+
+def _resident(pid: int) -> int:
+    """Bytes of a process and of those that it has started."""
+    process = psutil.Process(pid)
+    return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
+
+
+def _messages(stack: LoadStack) -> str:
+    return names.message_list_key(stack.settings.redis_prefix, Queue.INTERACTIVE.value)
+
+
+def _used(stack: LoadStack) -> int:
+    return int(stack.redis.info("memory")["used_memory"])
+
+
+PARTS: dict[str, Callable[[LoadStack, Size, argparse.Namespace], dict[str, Any]]] = {
+    part.__name__: part for part in (submit, worker, worker_uploading, latency, redis, memory)
+}
+
+
+def run(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """All parts that were asked for, each with an empty Redis; written to `arguments.out` after each of them."""
+    results: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "command": shown_command("bench.load"),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "settings": {"clients": arguments.clients, "api_workers": arguments.api_workers, "quick": arguments.quick},
+    }
+    size = QUICK if arguments.quick else Size()
+    chosen = {"api_workers": arguments.api_workers, "max_queue": MAX_QUEUE}
+    with LoadStack(scratch, os.environ, **chosen) as stack, interruptible():
+        stack.start_servers()
+        for part in arguments.parts:
+            before = [round(load, 2) for load in os.getloadavg()]
+            say(f"{part}: load average before it {before}")
+            figures = PARTS[part](stack, size, arguments)
+            stack.clear()
+            results[part] = {"load_average_before": before} | figures
+            write(arguments.out, results)
+            say(f"{part}: {json.dumps(figures)}")
+    return results
+
+
+def write(path: Path, results: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated; default: all (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="small: whether it works, not how fast")
+    parser.add_argument("--clients", type=int, default=16, help="connections of a closed loop")
+    parser.add_argument("--api-workers", type=int, default=1, help="gunicorn's processes")
+    arguments = parser.parse_args(given)
+    arguments.parts = [part for part in arguments.parts.split(",") if part]
+    if unknown := [part for part in arguments.parts if part not in PARTS]:
+        parser.error(f"--parts: {unknown[0]!r} is none of {', '.join(PARTS)}")
+    return arguments
+
+
+def main() -> int:
+    arguments = parse()
+    hold_back_signals()
+    try:
+        with tempfile.TemporaryDirectory(prefix="omnivoice-load-") as scratch:
+            results = run(arguments, Path(scratch))
+    except (LocalError, CallFailed, QueueUnavailable) as error:
+        print(f"bench.load: {error}", file=sys.stderr)
+        return FAILED_STATUS
+    except Interrupted:
+        print("bench.load: interrupted; what it started is stopped", file=sys.stderr)
+        return INTERRUPTED_STATUS
+    print(f"\n{results['cores']} cores, Python {results['python']}, {results['date']}\n\n{report(results)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
