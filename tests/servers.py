@@ -215,7 +215,10 @@ def _takes_writes(server: S3Server) -> bool:
 @contextlib.contextmanager
 def _process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
+        # Not restored, SIGXFSZ stays ignored as Python has it: a file that may not grow is an error, not a death.
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, restore_signals=False
+        )
     try:
         yield process
     finally:
