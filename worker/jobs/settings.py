@@ -87,6 +87,9 @@ class Settings(BaseModel):
     api_host: str = "127.0.0.1"
     api_port: Port = 8080
     api_threads: int = Field(128, ge=1, le=1024)
+    api_client_seconds: float = Field(
+        30.0, ge=0.1, le=3600, description="a client that sends, or takes, nothing for so long is cut off"
+    )
     api_workers: int = Field(1, ge=1, le=128)
     api_keys_file: str | None = None
     insecure: bool = Field(False, description="serve addresses other than loopback without keys")
