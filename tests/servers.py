@@ -95,7 +95,7 @@ def weed_program() -> str:
 @contextlib.contextmanager
 def run_redis(folder: Path, port: int | None = None, *options: str) -> Iterator[str]:
     """A redis-server that keeps nothing (`options` change that); gives its URL."""
-    port = port or free_ports(1)[0]
+    port = port or min(free_ports(8))  # a node of a cluster takes none above 55535
     command = [redis_program(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
     command += ["--save", "", "--appendonly", "no", *options]
 

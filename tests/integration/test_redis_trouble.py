@@ -238,3 +238,18 @@ def test_a_password_that_changes_is_an_outage_and_not_the_end(
         assert worker.process.poll() is None
         assert "hunter2" not in worker.log_file.read_text()
     assert_speaks(desk.audio(record), "After.")
+
+
+def test_a_primary_that_is_a_replica_for_a_while(
+    desk: Desk, own_redis: Redis, promises: Promises, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """What connections see that outlive a failover: every write is refused, and that is no end of the worker."""
+    with run_worker(environment, tmp_path / "worker.log", tone_window_ms=200) as worker:
+        promises.submit("Before.")
+        promises.assert_kept()
+        own_redis.replicaof("127.0.0.1", "1")
+        wait_until(lambda: worker.has_logged("reconciling failed"), what="a refused write")
+        own_redis.replicaof("NO", "ONE")
+        promises.submit("After.")
+        assert promises.assert_kept() == {"succeeded": 2}
+        assert worker.process.poll() is None
