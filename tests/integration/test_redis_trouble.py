@@ -122,7 +122,7 @@ def test_connections_that_break_or_go_silent(
             assert promises.submit("After the second.")
             began = time.monotonic()
             assert promises.assert_kept() == {"succeeded": 3}
-            assert time.monotonic() - began < 8, "patience with Redis, and a lease"
+            assert time.monotonic() - began < 12, "patience with Redis and a lease, on a busy machine"
             assert worker.process.poll() is None
         assert proxy.num_struck >= 4
 
