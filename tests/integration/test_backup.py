@@ -24,7 +24,10 @@ def copy_append_only_file(redis: Redis, source: Path, target: Path) -> None:
     percentage = redis.config_get("auto-aof-rewrite-percentage")["auto-aof-rewrite-percentage"]
     redis.config_set("auto-aof-rewrite-percentage", 0)
     wait_until(lambda: not redis.info("persistence")["aof_rewrite_in_progress"], what="no rewriting")
-    shutil.copytree(source / "appendonlydir", target / "appendonlydir")
+    if (source / "appendonlydir").exists():
+        shutil.copytree(source / "appendonlydir", target / "appendonlydir")
+    else:  # before Redis 7
+        shutil.copy(source / "appendonly.aof", target / "appendonly.aof")
     redis.config_set("auto-aof-rewrite-percentage", percentage)
 
 
