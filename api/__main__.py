@@ -12,6 +12,7 @@ import logging
 import logging.config
 import os
 import socket
+import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -67,7 +68,9 @@ def _prepare() -> tuple[Settings, socket.socket]:
     parse_origins(settings.cors_origins)
     check_redis(settings)
     check_storage(settings)
-    return settings, _listen(settings.api_host, settings.api_port)
+    listener = _listen(settings.api_host, settings.api_port)
+    _cut_off_silent_clients(listener, settings.api_client_seconds)
+    return settings, listener
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -86,6 +89,14 @@ def _listen(host: str, port: int) -> socket.socket:
         raise StartupError(f"OMNIVOICE_API_PORT: cannot listen on {host} port {port}: {error.strerror}") from None
     listener.set_inheritable(True)
     return listener
+
+
+def _cut_off_silent_clients(listener: socket.socket, seconds: float) -> None:
+    """A client that stops in the middle of its request, or never reads, would hold its thread for ever. gunicorn has no
+    time limit for that, but every connection inherits the listener's options."""
+    timeval = struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        listener.setsockopt(socket.SOL_SOCKET, option, timeval)
 
 
 def _bind(listener: socket.socket, address: Any) -> None:

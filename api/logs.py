@@ -65,13 +65,23 @@ class OncePerOutage(logging.Filter):
         return last_seconds is None or record.created - last_seconds > OUTAGE_SECONDS
 
 
+class NoSilentClients(logging.Filter):
+    """gunicorn tells with a traceback of a client that was cut off since it was silent: no fault of the service."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], BlockingIOError))
+
+
 def logging_config(level: str) -> dict[str, Any]:
     """`logging.config.dictConfig` for one process; gunicorn takes it as `logconfig_dict`."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"json": {"()": "api.logs.JsonFormatter"}},
-        "filters": {"outages": {"()": "api.logs.OncePerOutage"}},
+        "filters": {
+            "outages": {"()": "api.logs.OncePerOutage"},
+            "silent clients": {"()": "api.logs.NoSilentClients"},
+        },
         "handlers": {
             "stderr": {
                 "class": "logging.StreamHandler",
@@ -84,7 +94,12 @@ def logging_config(level: str) -> dict[str, Any]:
         "root": {"level": "WARNING", "handlers": ["stderr"]},
         "loggers": {
             **{package: {"level": level.upper()} for package in ("api", "worker", "omnivoice")},
-            "gunicorn.error": {"level": "INFO", "handlers": ["stderr"], "propagate": False},
+            "gunicorn.error": {
+                "level": "INFO",
+                "handlers": ["stderr"],
+                "filters": ["silent clients"],
+                "propagate": False,
+            },
             # One line a request comes from `register`; gunicorn's own would repeat it with the query.
             "gunicorn.access": {"level": "CRITICAL", "handlers": [], "propagate": False},
         },

@@ -95,7 +95,7 @@ def weed_program() -> str:
 @contextlib.contextmanager
 def run_redis(folder: Path, port: int | None = None, *options: str) -> Iterator[str]:
     """A redis-server that keeps nothing (`options` change that); gives its URL."""
-    port = port or free_ports(1)[0]
+    port = port or min(free_ports(8))  # a node of a cluster takes none above 55535
     command = [redis_program(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
     command += ["--save", "", "--appendonly", "no", *options]
 
@@ -215,7 +215,10 @@ def _takes_writes(server: S3Server) -> bool:
 @contextlib.contextmanager
 def _process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
+        # Not restored, SIGXFSZ stays ignored as Python has it: a file that may not grow is an error, not a death.
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, restore_signals=False
+        )
     try:
         yield process
     finally:

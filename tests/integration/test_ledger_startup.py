@@ -6,10 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from job_examples import new_job
 from redis import Redis
 from servers import run_redis, wait_until
 
+from worker.jobs.broker import make_celery, publish
 from worker.jobs.errors import StartupError
+from worker.jobs.ledger import Ledger
+from worker.jobs.models import Queue
+from worker.jobs.names import new_job_id
 from worker.jobs.settings import Settings
 from worker.jobs.startup import check_redis
 
@@ -64,3 +69,15 @@ def test_a_redis_that_cannot_write_to_its_disk_is_refused(redis_url: str, tmp_pa
         redis.bgsave()
         wait_until(lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "err")
         assert "MISCONF" in refusal(url)
+
+
+@pytest.mark.redis
+def test_a_node_of_a_cluster_needs_all_keys_in_one_slot(redis_url: str, tmp_path: Path) -> None:
+    with run_redis(tmp_path, None, "--cluster-enabled", "yes") as url, Redis.from_url(url) as redis:
+        redis.execute_command("CLUSTER", "ADDSLOTS", *range(16_384))
+        wait_until(lambda: b"cluster_state:ok" in redis.execute_command("CLUSTER", "INFO"), what="a cluster of one")
+        assert "OMNIVOICE_REDIS_PREFIX={omnivoice}" in refusal(url)
+        settings = Settings(redis_url=url, redis_prefix="{omnivoice}")
+        check_redis(settings)
+        Ledger.from_settings(settings).submit(new_job())
+        assert publish(make_celery(settings), new_job_id(), Queue.INTERACTIVE)

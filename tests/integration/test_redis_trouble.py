@@ -1,16 +1,25 @@
-"""Redis loses its data, its memory's room or its password while the service runs: said, and worked on afterwards."""
+"""Redis, or the way to it, fails while the service runs: said, worked on afterwards, and no accepted job is lost."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from api_service import assert_problem, build_app
+from promises import Promises
 from redis import Redis
-from servers import run_redis, wait_until
+from redis.exceptions import ResponseError
+from servers import S3Server, run_redis, wait_until
+from soak.proxy import Proxy
 from workers import Desk, assert_speaks, run_worker
 
+from worker.jobs import broker, connection
 from worker.jobs.models import Status
 from worker.jobs.settings import Settings
 
@@ -32,6 +41,152 @@ def desk(settings: Settings, own_redis: Redis, environment: dict[str, str]) -> I
     desk = Desk(settings.model_copy(update={"redis_url": environment["OMNIVOICE_REDIS_URL"]}))
     yield desk
     desk.close()
+
+
+@pytest.fixture
+def promises(desk: Desk, s3: S3Server) -> Promises:
+    return Promises(desk, s3)
+
+
+# A worker whose patience with Redis is a tenth: all times of a test can then be a tenth.
+HASTY_WORKER = """
+import os, sys
+from worker.jobs import connection
+
+connection.SOCKET_TIMEOUT_SECONDS /= 10
+connection.CONNECT_TIMEOUT_SECONDS /= 10
+connection.HEALTH_CHECK_SECONDS /= 10
+from worker.__main__ import main
+
+sys.exit(main(os.environ))
+"""
+LEASE_SECONDS = 15.0
+SOCKET_SECONDS = connection.SOCKET_TIMEOUT_SECONDS
+CONNECT_SECONDS = connection.CONNECT_TIMEOUT_SECONDS
+
+
+@pytest.mark.parametrize("scale", [10, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_redis_that_freezes_for_forty_seconds(
+    scale: int,
+    desk: Desk,
+    own_redis: Redis,
+    promises: Promises,
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Longer than a lease, than a command's patience with all its repetitions, and than any client would wait."""
+    for module in (connection, broker):
+        monkeypatch.setattr(module, "SOCKET_TIMEOUT_SECONDS", SOCKET_SECONDS / scale)
+        monkeypatch.setattr(module, "CONNECT_TIMEOUT_SECONDS", CONNECT_SECONDS / scale)
+    client = build_app(desk.settings).test_client()
+    submission, body = promises.draft("Is anybody there?", key="frozen")
+    program = ("-c", HASTY_WORKER) if scale == 10 else ("-m", "worker")
+    settings = {"tone_window_ms": 400, "max_batch_requests": 2, "lease_seconds": LEASE_SECONDS / scale}
+    with run_worker(environment, tmp_path / "worker.log", program, **settings) as worker:
+        ids = [promises.submit(f"Number {index}.") for index in range(6)]
+        desk.wait_for(ids[0], Status.RUNNING)
+        process_id = int(own_redis.info("server")["process_id"])
+        os.kill(process_id, signal.SIGSTOP)
+        began = time.monotonic()
+        try:
+            answer = client.post("/v1/jobs", json=body, headers={"Idempotency-Key": "frozen"})
+            assert_problem(answer, 503)
+            assert time.monotonic() - began < 30 / scale, "a client is told before it gives up"
+            wait_until(lambda: worker.has_logged("heartbeat failed"), 60 / scale, what="a missed heartbeat")
+            time.sleep(max(0.0, began + 40 / scale - time.monotonic()))
+        finally:
+            os.kill(process_id, signal.SIGCONT)
+        again = client.post("/v1/jobs", json=body, headers={"Idempotency-Key": "frozen"})
+        assert again.status_code == 202, again.text
+        promises.accept(again.get_json()["id"], submission)
+        assert promises.assert_kept(60) == {"succeeded": 7}
+        assert worker.process.poll() is None
+
+
+@pytest.mark.parametrize("how", ["reset", "half-open"])
+def test_connections_that_break_or_go_silent(
+    how: str, desk: Desk, own_redis: Redis, promises: Promises, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """All that a worker holds, once while it is idle and once while it works."""
+    with contextlib.closing(Proxy(own_redis.connection_pool.connection_kwargs["port"])) as proxy:
+        break_all = proxy.reset_all if how == "reset" else proxy.forget_all
+        settings = {"redis_url": f"redis://127.0.0.1:{proxy.port}/0", "tone_window_ms": 300, "lease_seconds": 1.5}
+        with run_worker(environment, tmp_path / "worker.log", ("-c", HASTY_WORKER), **settings) as worker:
+            assert promises.submit("Before.")
+            promises.assert_kept()
+            break_all()
+            first = promises.submit("After the first.")
+            desk.wait_for(first, Status.RUNNING)
+            break_all()
+            assert promises.submit("After the second.")
+            began = time.monotonic()
+            assert promises.assert_kept() == {"succeeded": 3}
+            assert time.monotonic() - began < 12, "patience with Redis and a lease, on a busy machine"
+            assert worker.process.poll() is None
+        assert proxy.num_struck >= 4
+
+
+def test_a_redis_killed_and_started_again_with_its_file(
+    settings: Settings, environment: dict[str, str], s3: S3Server, tmp_path: Path
+) -> None:
+    folder = tmp_path / "durable"
+    folder.mkdir()
+    options = ("--appendonly", "yes", "--appendfsync", "everysec")
+    with contextlib.ExitStack() as stack:
+        server = contextlib.ExitStack()
+        url = server.enter_context(run_redis(folder, None, *options))
+        stack.callback(server.close)
+        desk = Desk(settings.model_copy(update={"redis_url": url}))
+        stack.callback(desk.close)
+        promises = Promises(desk, s3)
+        limits = {"tone_window_ms": 300, "max_batch_requests": 2, "redis_url": url}
+        worker = stack.enter_context(run_worker(environment, tmp_path / "worker.log", **limits))
+        ids = [promises.submit(f"Number {index}.") for index in range(8)]
+        desk.wait_for(ids[0], Status.RUNNING)
+        server.close()  # by SIGKILL
+        stack.enter_context(run_redis(folder, desk.redis.connection_pool.connection_kwargs["port"], *options))
+        assert promises.assert_kept(60) == {"succeeded": 8}
+        assert worker.process.poll() is None
+        assert not worker.has_logged("Redis has lost its data")
+
+
+def test_a_redis_whose_disk_is_full_takes_no_job_and_loses_none(
+    settings: Settings, environment: dict[str, str], s3: S3Server, tmp_path: Path
+) -> None:
+    """A file that may not grow is to it what a full disk is: no write to it succeeds."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    with (
+        run_redis(folder, None, "--appendonly", "yes") as url,
+        Redis.from_url(url) as redis,
+        contextlib.closing(Desk(settings.model_copy(update={"redis_url": url}))) as desk,
+    ):
+        process_id = int(redis.info("server")["process_id"])
+        unlimited = resource.prlimit(process_id, resource.RLIMIT_FSIZE)
+        promises = Promises(desk, s3)
+        client = build_app(desk.settings).test_client()
+        limits = {"tone_window_ms": 300, "max_batch_requests": 2, "redis_url": url}
+        with run_worker(environment, tmp_path / "worker.log", **limits) as worker:
+            ids = [promises.submit(f"Number {index}.") for index in range(6)]
+            desk.wait_for(ids[0], Status.RUNNING)
+            resource.prlimit(process_id, resource.RLIMIT_FSIZE, (1, unlimited[1]))
+            wait_until(lambda: not takes_writes(redis), what="a full disk")
+            answer = client.post("/v1/jobs", json={"text": "No room for me."})
+            assert_problem(answer, 503)
+            assert int(answer.headers["Retry-After"]) > 0
+            wait_until(lambda: worker.has_logged("heartbeat failed"), what="a refused write")
+            resource.prlimit(process_id, resource.RLIMIT_FSIZE, unlimited)
+            wait_until(lambda: takes_writes(redis), what="room on the disk")
+            assert promises.assert_kept(60) == {"succeeded": 6}
+            assert worker.process.poll() is None
+
+
+def takes_writes(redis: Redis) -> bool:
+    try:
+        return bool(redis.set("a-key-of-the-test", "x"))
+    except ResponseError:  # MISCONF
+        return False
 
 
 def test_a_flushed_redis_is_told_and_new_jobs_are_done(
@@ -83,3 +238,18 @@ def test_a_password_that_changes_is_an_outage_and_not_the_end(
         assert worker.process.poll() is None
         assert "hunter2" not in worker.log_file.read_text()
     assert_speaks(desk.audio(record), "After.")
+
+
+def test_a_primary_that_is_a_replica_for_a_while(
+    desk: Desk, own_redis: Redis, promises: Promises, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """What connections see that outlive a failover: every write is refused, and that is no end of the worker."""
+    with run_worker(environment, tmp_path / "worker.log", tone_window_ms=200) as worker:
+        promises.submit("Before.")
+        promises.assert_kept()
+        own_redis.replicaof("127.0.0.1", "1")
+        wait_until(lambda: worker.has_logged("reconciling failed"), what="a refused write")
+        own_redis.replicaof("NO", "ONE")
+        promises.submit("After.")
+        assert promises.assert_kept() == {"succeeded": 2}
+        assert worker.process.poll() is None

@@ -14,7 +14,7 @@ SLOW_SECONDS = 1.5
 LINGER_ZERO = struct.pack("ii", 1, 0)
 METHODS = (b"GET ", b"PUT ", b"HEAD ", b"POST ", b"DELETE ")
 
-ERROR_CODES = {500: "InternalError", 503: "SlowDown"}
+ERROR_CODES = {403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}
 
 
 @dataclass(eq=False)
@@ -52,6 +52,7 @@ class Proxy:
         self._every = 1
         self._num_requests = 0
         self._answers_to_lose = 0
+        self._words_to_lose: bytes | None = None
         self.num_struck = 0
         """Requests, answers and connections that were harmed so far."""
         self._loop = asyncio.new_event_loop()
@@ -66,6 +67,11 @@ class Proxy:
     def forget_all(self) -> None:
         """All connections of now become half-open: nothing arrives any more, and nobody is told."""
         self._loop.call_soon_threadsafe(self._forget_all)
+
+    def forget_at(self, words: bytes) -> None:
+        """A connection becomes half-open where it sends a piece with these words, which do not arrive either: whoever
+        sent them stays between two steps, until it loses patience."""
+        self._loop.call_soon_threadsafe(setattr, self, "_words_to_lose", words)
 
     def lose_answers(self, count: int) -> None:
         """The next `count` answers do not arrive: each one's connection breaks in their place."""
@@ -140,6 +146,9 @@ class Proxy:
     async def _carry_requests(self, link: Link, source: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(CHUNK_BYTES):
+                if self._words_to_lose is not None and self._words_to_lose in data:
+                    link.is_forgotten = True
+                    self.num_struck += 1
                 if link.is_forgotten:
                     continue
                 if data.startswith(METHODS) and not await self._admit(link, data):

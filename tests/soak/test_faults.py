@@ -125,9 +125,9 @@ def http() -> Iterator[tuple[Proxy, list[bytes]]]:
 
 
 def talk(proxy: Proxy, request: bytes) -> bytes:
-    """All that comes back until the connection ends or is silent for two seconds."""
+    """All that comes back until the connection ends or is silent for half a second."""
     answer = b""
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=2) as connection:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=0.5) as connection:
         connection.sendall(request)
         try:
             while data := connection.recv(65_536):

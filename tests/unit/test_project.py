@@ -58,13 +58,21 @@ def test_make_targets_of_the_documents_exist() -> None:
 
 
 def test_paths_of_the_documents_exist() -> None:
-    for document in ("README.md", "CONTRIBUTING.md", "SECURITY.md"):
+    for document in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md"):
         text = (CHECKOUT / document).read_text(encoding="utf-8")
         named = re.findall(r"`((?:tests|infra|api|worker|omnivoice|checkpoints)/[\w./-]*)(?:::(\w+))?`", text)
         for path, test in named:
             assert (CHECKOUT / path).exists(), f"{document}: {path}"
             if test:
                 assert f"def {test}(" in (CHECKOUT / path).read_text(encoding="utf-8"), f"{document}: {path}::{test}"
+
+
+def test_every_fault_has_a_test() -> None:
+    text = (CHECKOUT / "tests/README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", text, re.MULTILINE)[2:]
+    assert len(rows) >= 30
+    for fault, tests in rows:
+        assert re.search(r"`tests/[\w./-]+\.py::\w+`", tests), fault
 
 
 def test_lock_pins_every_direct_dependency() -> None:

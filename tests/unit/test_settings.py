@@ -68,6 +68,10 @@ def test_an_unknown_variable_names_itself_and_its_neighbour() -> None:
         ("DEVICE", "gpu"),
         ("DTYPE", "int8"),
         ("REDIS_URL", "127.0.0.1:6379"),
+        ("REDIS_URL", "redis://"),
+        ("REDIS_URL", "redis://one:6379/0;redis://two:6379/0"),
+        ("REDIS_URL", "redis://one:6379,two:6379/0"),
+        ("REDIS_URL", "redis://one:6379/jobs"),
         ("REDIS_PREFIX", "a b"),
         ("S3_ENDPOINT", "127.0.0.1:8333"),
         ("S3_ENDPOINT", "http://"),
@@ -123,3 +127,25 @@ def test_describe_names_every_variable() -> None:
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         Settings().max_queue = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("scheme", ["sentinel", "redis+sentinel", "redis-cluster", "redis+cluster"])
+def test_sentinel_and_cluster_are_refused_by_name(scheme: str) -> None:
+    line = refusal(REDIS_URL=f"{scheme}://:hunter2@one:26379/mymaster")
+    assert line.startswith("OMNIVOICE_REDIS_URL: must be redis://, rediss:// or unix:// and one server; Sentinel")
+    assert "hunter2" not in line
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost",
+        "redis://127.0.0.1:6379/15",
+        "redis://user:p%40ss@[::1]:6379/0",
+        "redis://:a:b%2Fc@host:1/0",
+        "rediss://host.example:6380/0?ssl_ca_certs=/etc/own.crt",
+        "unix:///run/redis.sock?db=1&password=x",
+    ],
+)
+def test_addresses_of_one_redis_are_taken(url: str) -> None:
+    assert Settings.from_environment({"OMNIVOICE_REDIS_URL": url}).redis_url == url

@@ -16,7 +16,7 @@ from worker.doctor.findings import Finding, error, ok, one_line, until, warning
 from worker.jobs import names
 from worker.jobs.connection import connect
 from worker.jobs.settings import Settings
-from worker.jobs.startup import OLDEST_REDIS
+from worker.jobs.startup import OLDEST_REDIS, has_hash_tag
 
 MAX_SKEW_SECONDS = 2.0
 MEMORY_SHARE = 0.9
@@ -151,8 +151,12 @@ def _persistence(redis: Redis, facts: Mapping[str, Any]) -> Iterator[Finding]:
     if policy == "no":
         text = "no: the system decides when, so a crash of the host may lose half a minute of accepted jobs"
         yield error("appendfsync", text, f"set `appendfsync everysec` ({_CONF}), or always")
+    elif policy == "everysec":
+        yield ok(
+            "appendfsync", "everysec: a crash of its host loses up to a second of accepted jobs, two on a slow disk"
+        )
     else:
-        yield ok("appendfsync", str(policy))
+        yield ok("appendfsync", f"{policy}: a crash of its host loses no accepted job")
 
 
 def _eviction(facts: Mapping[str, Any]) -> Finding:
@@ -173,7 +177,7 @@ def _memory(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _cluster(settings: Settings, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    if facts.get("cluster_enabled") and not ("{" in settings.redis_prefix and "}" in settings.redis_prefix):
+    if facts.get("cluster_enabled") and not has_hash_tag(settings.redis_prefix):
         text = f"the prefix {settings.redis_prefix} spreads one script's keys over several nodes"
         yield error("cluster", text, f"set OMNIVOICE_REDIS_PREFIX={{{settings.redis_prefix}}}")
 

@@ -59,6 +59,8 @@ def make_celery(settings: Settings) -> Celery:
         worker_send_task_events=False,
         # kombu's own default trusts any certificate; `ssl_*` parameters of the URL (as redis-py knows them) go before.
         broker_use_ssl={"ssl_cert_reqs": ssl.CERT_REQUIRED} if settings.redis_url.startswith("rediss://") else False,
+        # An answer that says no (a full disk, a replica that was the primary) is an outage, not the end of the worker.
+        broker_channel_error_retry=True,
         broker_connection_retry=True,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,

@@ -27,7 +27,20 @@ def _url_with(*schemes: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-RedisUrl = Annotated[str, _url_with("redis", "rediss", "unix")]
+def _one_redis(url: str) -> str:
+    parts = urlsplit(url)
+    is_network = parts.scheme in ("redis", "rediss")
+    if parts.scheme != "unix" and not (is_network and _HOST.fullmatch(parts.netloc.rpartition("@")[2])):
+        raise ValueError(
+            "must be redis://, rediss:// or unix:// and one server; Sentinel, Cluster and lists of servers are not "
+            "supported: give the address of the primary"
+        )
+    if is_network and not re.fullmatch(r"/?\d*", parts.path):
+        raise ValueError("must end with the number of a database, or nothing, behind the host")
+    return url
+
+
+RedisUrl = Annotated[str, AfterValidator(_one_redis)]
 HttpUrl = Annotated[str, _url_with("http", "https")]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 KeyPrefix = Annotated[
@@ -87,6 +100,9 @@ class Settings(BaseModel):
     api_host: str = "127.0.0.1"
     api_port: Port = 8080
     api_threads: int = Field(128, ge=1, le=1024)
+    api_client_seconds: float = Field(
+        30.0, ge=0.1, le=3600, description="a client that sends, or takes, nothing for so long is cut off"
+    )
     api_workers: int = Field(1, ge=1, le=128)
     api_keys_file: str | None = None
     insecure: bool = Field(False, description="serve addresses other than loopback without keys")

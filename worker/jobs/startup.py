@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from redis.exceptions import AuthenticationError, RedisError
 
 from worker.jobs import names
@@ -25,6 +27,16 @@ def check_redis(settings: Settings) -> None:
     except (RedisError, OSError) as error:
         raise StartupError(f"Redis at {where} cannot be used: {_one_line(error)}") from None
     _check_facts(where, facts)
+    if facts.get("cluster_enabled") and not has_hash_tag(settings.redis_prefix):
+        raise StartupError(
+            f"Redis at {where} is a node of a Cluster, which spreads one script's keys over several nodes; use a "
+            f"single primary, or OMNIVOICE_REDIS_PREFIX={{{settings.redis_prefix}}} and the node that holds its slot"
+        )
+
+
+def has_hash_tag(prefix: str) -> bool:
+    """Whether a Cluster keeps all keys under `prefix` in one slot, on one node."""
+    return re.search(r"\{[^}]+\}", prefix) is not None
 
 
 def _check_facts(where: str, facts: dict[str, object]) -> None:

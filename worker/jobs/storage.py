@@ -242,6 +242,10 @@ class ObjectStore:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if status == 412:
             return _AlreadyThere(f"{self._where}: the object is already there", retryable=False)
+        if code == "RequestTimeTooSkewed":
+            return StorageError(
+                f"{self._where} has another time than this machine's clock; set both by NTP", retryable=False
+            )
         if code in _WRONG_CREDENTIALS or status == 403:
             return StorageError(f"{self._where} refuses the credentials ({code})", retryable=False)
         if code == "NoSuchBucket" or (status == 404 and key is None):
