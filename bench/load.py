@@ -189,12 +189,15 @@ def redis(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[s
     queued = _used(stack)
     messages = (stack.redis.memory_usage(_messages(stack), samples=0) or 0) / size.redis_jobs
     a_job = (queued - before) / size.redis_jobs
+    record = next(stack.redis.scan_iter(_records(stack), count=1_000))
+    encoding = stack.redis.object("encoding", record)
     say(f"{a_job:.0f} B a job, of which the message {messages:.0f} B")
     _work_and_forget(stack, size.warm_up + size.redis_jobs)
     clients.close()
     return {
         "jobs": size.redis_jobs,
         "bytes_a_job": round(a_job, 1),
+        "record_encoding": encoding,
         "bytes_message": round(messages, 1),
         "bytes_without_message": round(a_job - messages, 1),
         "keys_left": stack.redis.dbsize() - num_keys,
@@ -206,8 +209,11 @@ def _work_and_forget(stack: LoadStack, num_jobs: int) -> None:
     """Bring all jobs to their end, and wait until Redis has forgotten them."""
     stack.start_worker("--keep-nothing", "--audio-seconds", "0.04", retention_hours=RETENTION_SECONDS / 3_600)
     _wait_for_ends(stack, num_jobs, 300)
-    records = f"{stack.settings.redis_prefix}:job:*"
-    stack.wait_until(lambda: not any(True for _ in stack.redis.scan_iter(records, count=1_000)), 60, "records are gone")
+
+    def is_empty() -> bool:
+        return next(stack.redis.scan_iter(_records(stack), count=1_000), None) is None
+
+    stack.wait_until(is_empty, 60, "the records are gone")
     stack.stop("worker")
     time.sleep(SETTLING_SECONDS)
 
@@ -237,6 +243,10 @@ def _resident(pid: int) -> int:
 
 def _messages(stack: LoadStack) -> str:
     return names.message_list_key(stack.settings.redis_prefix, Queue.INTERACTIVE.value)
+
+
+def _records(stack: LoadStack) -> str:
+    return f"{stack.settings.redis_prefix}:job:*"
 
 
 def _used(stack: LoadStack) -> int:

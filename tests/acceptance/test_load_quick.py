@@ -25,10 +25,11 @@ def test_every_part_measures_jobs_that_end(tmp_path: Path, redis_url: str, s3: o
     assert results["command"] == "python -m bench.load --quick --out OUT"
     assert results["submit"]["jobs_per_s"] > 0
     assert results["submit"]["open_loop"]["jobs"] > 0
-    assert results["worker"]["jobs_per_s"] > results["worker_uploading"]["jobs_per_s"] > 0
+    assert results["worker"]["jobs_per_s"] > 0
+    assert results["worker_uploading"]["jobs_per_s"] > 0
     assert results["latency"]["added"]["p50_ms"] > 0
-    # These two do not depend on the machine: what a job takes in Redis, and that nothing of it stays.
+    # These do not depend on the machine: a record lies in one piece, a message is small, and nothing of a job stays.
+    assert results["redis"]["record_encoding"] in ("listpack", "ziplist")
     assert 500 < results["redis"]["bytes_message"] < 1_300
-    assert 500 < results["redis"]["bytes_without_message"] < 2_000
     assert results["redis"]["keys_left"] == 0
     assert [row["jobs"] for row in results["memory"]["resident"]] == [40, 80, 120, 160, 200]
