@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -54,8 +53,9 @@ def test_killed_between_record_and_message(
             proxy.forget_at(b"LPUSH")
             answer = client.submit(httpx.post, f"{api.url}/v1/jobs", **call)
             wait_until(lambda: proxy.num_struck, what="the message")
-            for process in [*psutil.Process(api.process.pid).children(), psutil.Process(api.process.pid)]:
-                process.send_signal(signal.SIGKILL)
+            master = psutil.Process(api.process.pid)
+            for process in [master, *master.children()]:
+                process.kill()
             with pytest.raises(httpx.TransportError):
                 answer.result(30)
     [(job_id, _)] = desk.redis.zrange(names.due_key(desk.settings.redis_prefix, "interactive"), 0, -1, withscores=True)
