@@ -1,0 +1,174 @@
+"""What the checkpoint can do, measured through the engine: words wrong on held-out sentences, and whose voice it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import random
+import statistics
+import wave
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bench.accuracy_texts import Recogniser, rate_and_error, word_errors, words
+from omnivoice import Engine, EngineConfig, SynthesisRequest, VoicePrompt
+from omnivoice.parameters import FRAME_RATE, HOP_LENGTH, SAMPLE_RATE
+from training.codec import mel_filters
+from training.corpus import Speech
+from training.recipe import SEED, VOICES, Recipe
+from training.speech import part_paths
+from training.stage import Stage, replacing
+from training.text import Line, read_lines
+
+Waveform = NDArray[np.float32]
+BATCH = 8
+MIN_PITCH, MAX_PITCH = 60.0, 400.0
+MIN_CLIP_FRAMES = 2 * FRAME_RATE
+"""A shorter clip says little of a voice."""
+PITCH_TOLERANCE = 0.10
+FFT_SIZE, NUM_BANDS = 1024, 40
+VOICED_CORRELATION = 0.5
+
+
+def speak(engine: Engine, requests: Sequence[SynthesisRequest]) -> list[Waveform]:
+    """Waveforms of all requests; the first that fails raises its error."""
+    waveforms: list[Waveform] = []
+    for start in range(0, len(requests), BATCH):
+        for result in engine.generate(list(requests[start : start + BATCH])):
+            if result.error or result.waveform is None:
+                raise result.error or AssertionError("neither audio nor an error")
+            waveforms.append(result.waveform)
+    return waveforms
+
+
+def median_pitch(waveform: Waveform) -> float:
+    """Median of the fundamental frequency in Hz over voiced pieces of 40 ms, by autocorrelation; NaN without any."""
+    shortest, longest = int(SAMPLE_RATE / MAX_PITCH), int(SAMPLE_RATE / MIN_PITCH)
+    pitches = []
+    for start in range(0, len(waveform) - 2 * longest, HOP_LENGTH // 4):
+        piece = waveform[start : start + 2 * longest]
+        if np.sqrt(np.mean(np.square(piece))) < 0.02:
+            continue
+        spectrum = np.abs(np.fft.rfft(piece - piece.mean(), 4 * longest)) ** 2
+        correlation = np.fft.irfft(spectrum)[: longest + 1]
+        correlation /= correlation[0] * (1 - np.arange(longest + 1) / (2 * longest))
+        lag = shortest + int(correlation[shortest:].argmax())
+        if correlation[lag] > VOICED_CORRELATION:
+            pitches.append(SAMPLE_RATE / lag)
+    return statistics.median(pitches) if pitches else float("nan")
+
+
+def mel_statistics(waveforms: Iterable[Waveform]) -> NDArray[np.float32]:
+    """Mean and deviation of the log-mel bands over what is not silent, (2 · bands,); loudness does not count."""
+    frames = []
+    for waveform in waveforms:
+        spectrum = torch.stft(
+            torch.from_numpy(np.asarray(waveform, np.float32)),
+            FFT_SIZE,
+            FFT_SIZE // 4,
+            window=torch.hann_window(FFT_SIZE),
+            return_complex=True,
+        ).abs()
+        mel = (mel_filters(FFT_SIZE, NUM_BANDS) @ spectrum).clamp_min(1e-5).log().T
+        loud = mel.mean(1)
+        frames.append(mel[loud > loud.max() - 4.0])
+    all_frames = torch.cat(frames)
+    mean = all_frames.mean(0)
+    return torch.cat([mean - mean.mean(), all_frames.std(0)]).numpy()
+
+
+class Clips:
+    """What the voices themselves said of the held-out lines, out of the speech on disk."""
+
+    def __init__(self, work: Path, recipe: Recipe, num_parts: int) -> None:
+        speech = Speech.read([path for path in part_paths(work, recipe) if path.exists()][:num_parts])
+        self.lines = read_lines(work / "text.jsonl")
+        starts = np.concatenate([[0], np.cumsum(speech.table[:, 2], dtype=np.int64)]) * HOP_LENGTH
+        self.by_voice: list[list[tuple[Line, Waveform]]] = [[] for _ in VOICES]
+        for row, (line, voice, _, _) in enumerate(speech.table):
+            if self.lines[line].is_held_out:
+                clip = speech.samples[starts[row] : starts[row + 1]].astype(np.float32) / 2**15
+                self.by_voice[voice].append((self.lines[line], clip))
+
+
+def word_error_rate(lines: Sequence[Line], waveforms: Sequence[Waveform], recogniser: Recogniser) -> str:
+    errors = [
+        word_errors(line.spoken, recogniser(_wav(waveform))) for line, waveform in zip(lines, waveforms, strict=True)
+    ]
+    rate, error = rate_and_error(errors, [len(words(line.spoken)) for line in lines])
+    return f"{100 * rate:.1f} ± {100 * error:.1f}% of {len(lines)} sentences"
+
+
+def cloning(engine: Engine, clips: Clips, trials: int) -> dict[str, str]:
+    """Clone held-out clips, each saying another held-out line, and compare with the voices' own clips."""
+    rng = random.Random(SEED)
+    own = [mel_statistics(clip for _, clip in said[:50]) for said in clips.by_voice]
+    pitch = [statistics.median(median_pitch(clip) for _, clip in said[:20]) for said in clips.by_voice]
+    voices, requests = [], []
+    for trial in range(trials):
+        voice = trial % len(VOICES)
+        usable = [(line, clip) for line, clip in clips.by_voice[voice] if len(clip) >= MIN_CLIP_FRAMES * HOP_LENGTH]
+        line, clip = rng.choice(usable or clips.by_voice[voice])
+        prompt: VoicePrompt = engine.encode_voice(clip, SAMPLE_RATE, line.written)
+        voices.append(voice)
+        requests.append(SynthesisRequest(rng.choice(clips.by_voice[voice])[0].written, "en", voice=prompt, seed=trial))
+    spoken = speak(engine, requests)
+    near = [abs(median_pitch(w) / pitch[v] - 1) <= PITCH_TOLERANCE for v, w in zip(voices, spoken, strict=True)]
+    nearest = [int(np.argmin([np.abs(mel_statistics([w]) - mine).mean() for mine in own])) for w in spoken]
+    right = [found == voice for found, voice in zip(nearest, voices, strict=True)]
+    return {
+        "clones with the voice's median pitch within 10%": f"{sum(near)} of {trials}",
+        "clones nearest to their own voice in mel statistics": f"{sum(right)} of {trials}",
+        "both": f"{sum(a and b for a, b in zip(near, right, strict=True))} of {trials}",
+    }
+
+
+def run(
+    stage: Stage, recipe: Recipe, checkpoint: Path, device: str, sentences: int, trials: int, num_step: int
+) -> bool:
+    """Print the figures and keep them in `check.json`. Words are counted where a recogniser is installed."""
+    from omnivoice import SamplingParams  # noqa: PLC0415
+
+    engine = Engine.from_checkpoint(checkpoint, EngineConfig(device=device))
+    clips = Clips(stage.work, recipe, num_parts=recipe.codec.num_parts)
+    recogniser = Recogniser() if importlib.util.find_spec("faster_whisper") else None
+    figures: dict[str, str] = {}
+    for voice, (name, items) in enumerate(VOICES.items()):
+        lines = [line for line, _ in clips.by_voice[voice][:sentences]]
+        params = SamplingParams(num_step=num_step)
+        requests = [
+            SynthesisRequest(line.written, "en", ", ".join(items), seed=index, params=params)
+            for index, line in enumerate(lines)
+        ]
+        spoken = speak(engine, requests)
+        figures[f"{name}: median pitch, and its teacher's"] = " and ".join(
+            f"{statistics.median(map(median_pitch, waveforms)):.0f} Hz"
+            for waveforms in (spoken[:20], [clip for _, clip in clips.by_voice[voice][:20]])
+        )
+        if recogniser is None:
+            continue
+        figures[f"{name}: words wrong"] = word_error_rate(lines, spoken, recogniser)
+        teacher = [clip for _, clip in clips.by_voice[voice][:sentences]]
+        figures[f"{name}: words wrong, its teacher"] = word_error_rate(lines, teacher, recogniser)
+    figures |= cloning(engine, clips, trials) if trials else {}
+    if recogniser is None:
+        stage.log(note="words were not counted: faster-whisper is not installed here")
+    stage.log(**figures)
+    with replacing(stage.work / "check.json") as path:
+        path.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    return True
+
+
+def _wav(waveform: Waveform) -> bytes:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes((waveform.clip(-1, 1) * (2**15 - 1)).astype("<i2").tobytes())
+    return buffer.getvalue()
