@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from bench.accuracy_texts import Recogniser, rate_and_error, word_errors, words
-from omnivoice import Engine, EngineConfig, SynthesisRequest, VoicePrompt
+from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest, VoicePrompt
 from omnivoice.parameters import FRAME_RATE, HOP_LENGTH, SAMPLE_RATE
 from training.codec import mel_filters
 from training.corpus import Speech
@@ -32,7 +32,7 @@ MIN_CLIP_FRAMES = 2 * FRAME_RATE
 """A shorter clip says little of a voice."""
 PITCH_TOLERANCE = 0.10
 FFT_SIZE, NUM_BANDS = 1024, 40
-VOICED_CORRELATION = 0.5
+VOICED_CORRELATION = 0.4
 
 
 def speak(engine: Engine, requests: Sequence[SynthesisRequest]) -> list[Waveform]:
@@ -56,7 +56,7 @@ def median_pitch(waveform: Waveform) -> float:
             continue
         spectrum = np.abs(np.fft.rfft(piece - piece.mean(), 4 * longest)) ** 2
         correlation = np.fft.irfft(spectrum)[: longest + 1]
-        correlation /= correlation[0] * (1 - np.arange(longest + 1) / (2 * longest))
+        correlation /= correlation[0]  # longer lags overlap less: of equal periods the shortest wins
         lag = shortest + int(correlation[shortest:].argmax())
         if correlation[lag] > VOICED_CORRELATION:
             pitches.append(SAMPLE_RATE / lag)
@@ -104,7 +104,7 @@ def word_error_rate(lines: Sequence[Line], waveforms: Sequence[Waveform], recogn
     return f"{100 * rate:.1f} ± {100 * error:.1f}% of {len(lines)} sentences"
 
 
-def cloning(engine: Engine, clips: Clips, trials: int) -> dict[str, str]:
+def cloning(engine: Engine, clips: Clips, trials: int, params: SamplingParams) -> dict[str, str]:
     """Clone held-out clips, each saying another held-out line, and compare with the voices' own clips."""
     rng = random.Random(SEED)
     own = [mel_statistics(clip for _, clip in said[:50]) for said in clips.by_voice]
@@ -116,7 +116,8 @@ def cloning(engine: Engine, clips: Clips, trials: int) -> dict[str, str]:
         line, clip = rng.choice(usable or clips.by_voice[voice])
         prompt: VoicePrompt = engine.encode_voice(clip, SAMPLE_RATE, line.written)
         voices.append(voice)
-        requests.append(SynthesisRequest(rng.choice(clips.by_voice[voice])[0].written, "en", voice=prompt, seed=trial))
+        text = rng.choice(clips.by_voice[voice])[0].written
+        requests.append(SynthesisRequest(text, "en", voice=prompt, seed=trial, params=params))
     spoken = speak(engine, requests)
     near = [abs(median_pitch(w) / pitch[v] - 1) <= PITCH_TOLERANCE for v, w in zip(voices, spoken, strict=True)]
     nearest = [int(np.argmin([np.abs(mel_statistics([w]) - mine).mean() for mine in own])) for w in spoken]
@@ -132,15 +133,13 @@ def run(
     stage: Stage, recipe: Recipe, checkpoint: Path, device: str, sentences: int, trials: int, num_step: int
 ) -> bool:
     """Print the figures and keep them in `check.json`. Words are counted where a recogniser is installed."""
-    from omnivoice import SamplingParams  # noqa: PLC0415
-
     engine = Engine.from_checkpoint(checkpoint, EngineConfig(device=device))
     clips = Clips(stage.work, recipe, num_parts=recipe.codec.num_parts)
-    recogniser = Recogniser() if importlib.util.find_spec("faster_whisper") else None
+    recogniser = Recogniser() if sentences and importlib.util.find_spec("faster_whisper") else None
+    params = SamplingParams(num_step=num_step)
     figures: dict[str, str] = {}
-    for voice, (name, items) in enumerate(VOICES.items()):
+    for voice, (name, items) in enumerate(VOICES.items() if sentences else ()):
         lines = [line for line, _ in clips.by_voice[voice][:sentences]]
-        params = SamplingParams(num_step=num_step)
         requests = [
             SynthesisRequest(line.written, "en", ", ".join(items), seed=index, params=params)
             for index, line in enumerate(lines)
@@ -155,8 +154,8 @@ def run(
         figures[f"{name}: words wrong"] = word_error_rate(lines, spoken, recogniser)
         teacher = [clip for _, clip in clips.by_voice[voice][:sentences]]
         figures[f"{name}: words wrong, its teacher"] = word_error_rate(lines, teacher, recogniser)
-    figures |= cloning(engine, clips, trials) if trials else {}
-    if recogniser is None:
+    figures |= cloning(engine, clips, trials, params) if trials else {}
+    if sentences and recogniser is None:
         stage.log(note="words were not counted: faster-whisper is not installed here")
     stage.log(**figures)
     with replacing(stage.work / "check.json") as path:

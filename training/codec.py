@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +40,9 @@ DECAY = 0.98
 DEAD = 0.1
 """Codes whose running average of points a batch falls below this start anew."""
 WARM_UP_STEPS = 100
+RESIDUAL_END = re.compile(r"acoustic_.*res_unit\d\.conv2\.weight$")
+RESIDUAL_GAIN, OUTPUT_GAIN = 0.2, 0.1
+"""Of the start: how much a residual unit adds, and the decoder's loudness, that of speech at RMS 0.1."""
 ENCODE_FRAMES = 16_384
 """Frames that are encoded together."""
 
@@ -105,6 +110,11 @@ def new_network(folder: Path) -> CodecNetwork:
                 nn.init.normal_(module.weight, std=1 / math.sqrt(fan_in))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+    for name, parameter in network.named_parameters():
+        if RESIDUAL_END.search(name):
+            # Fifteen in a row, each adding as much as it is given, would make signals a hundred times as large.
+            parameter.data.mul_(RESIDUAL_GAIN)
+    network.acoustic_decoder.conv2.weight.data.mul_(OUTPUT_GAIN)
     network.train()
     network.semantic_model.requires_grad_(False).eval()
     return network
@@ -121,6 +131,12 @@ class Averages(nn.Module):
         self.register_buffer("size", torch.zeros(NUM_CODEBOOKS, codebook_size))
         self.register_buffer("total", torch.zeros(NUM_CODEBOOKS, codebook_size, codebook_dim))
 
+    def begin(self, book: int, embed: Tensor, points: Tensor, generator: torch.Generator) -> None:
+        """Take points of the first batch of all, (n, codebook_dim), for centres."""
+        drawn = torch.randint(len(points), (len(embed),), generator=generator).to(points.device)
+        embed.copy_(points[drawn])
+        self.total[book], self.size[book] = embed, 1.0
+
     def update(self, book: int, embed: Tensor, points: Tensor, codes: Tensor, generator: torch.Generator) -> None:
         """Take in a batch's points (n, codebook_dim) and their codes (n,), and move the centres `embed` in place."""
         size, total = self.size[book], self.total[book]
@@ -134,7 +150,12 @@ class Averages(nn.Module):
 
 
 def quantise(
-    network: CodecNetwork, averages: Averages, hidden: Tensor, num_books: Tensor, generator: torch.Generator
+    network: CodecNetwork,
+    averages: Averages,
+    hidden: Tensor,
+    num_books: Tensor,
+    generator: torch.Generator,
+    is_first: bool,
 ) -> tuple[Tensor, Tensor]:
     """`hidden` (batch, frames, size) through the first `num_books` (batch,) codebooks, and the commitment loss.
 
@@ -144,6 +165,8 @@ def quantise(
     for index, layer in enumerate(network.quantizer.layers()):
         points = layer.project_in(hidden - result)
         with torch.no_grad():
+            if is_first:
+                averages.begin(index, layer.codebook.embed, points.flatten(0, 1), generator)
             codes = layer.codebook.nearest(points)
             centres = F.embedding(codes, layer.codebook.embed)
             averages.update(index, layer.codebook.embed, points.flatten(0, 1), codes.flatten(), generator)
@@ -217,14 +240,14 @@ class Trainer:
         learnt = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(learnt, lr=recipe.learning_rate, betas=(0.8, 0.99))
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         return {
             "network": self.network.state_dict(),
             "averages": self.averages.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
 
-    def restore(self, state: dict[str, dict[str, object]]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         self.network.load_state_dict(state["network"])
         self.averages.load_state_dict(state["averages"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -237,7 +260,7 @@ class Trainer:
         clips = samples[(starts[:, None] + torch.arange(length)).to(self.device)].float() / 2**15
         books = torch.randint(1, NUM_CODEBOOKS + 1, (recipe.batch,), generator=generator)
         books[recipe.batch // 2 :] = NUM_CODEBOOKS
-        rate = min(1.0, (index + 1) / WARM_UP_STEPS, 2 * (1 - index / recipe.steps))
+        rate = min(1.0, (index + 1) / min(WARM_UP_STEPS, recipe.steps / 5), 2 * (1 - index / recipe.steps))
         self.optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
 
         network = self.network
@@ -245,7 +268,7 @@ class Trainer:
             semantic = network.semantic_features(to_semantic(clips, network.semantic_sample_rate))
         acoustic = network.acoustic_encoder(clips[:, None])
         hidden = network.fc(torch.cat([acoustic, network.encoder_semantic(semantic.mT)], dim=1).mT)
-        hidden, commitment = quantise(network, self.averages, hidden, books.to(self.device), generator)
+        hidden, commitment = quantise(network, self.averages, hidden, books.to(self.device), generator, index == 0)
         heard = network.acoustic_decoder(network.fc2(hidden).mT)[:, 0]
         spectral = self.loss(heard, clips)
         loss = spectral + COMMITMENT_WEIGHT * commitment

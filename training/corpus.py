@@ -40,7 +40,7 @@ def wait_for(paths: Sequence[Path], stage: Stage) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Utterances as codes: `codes` int16 (frames of all, 8), of which utterance i has `starts[i]` to `starts[i + 1]`."""
+    """Utterances as codes: `codes` int16 (frames of all, 8), utterance i from `starts[i]` to `starts[i + 1]`."""
 
     codes: NDArray[np.int16]
     starts: NDArray[np.int64]
@@ -55,7 +55,7 @@ class Corpus:
         return cls(content["codes"], starts, table, read_lines(work / "text.jsonl"))
 
     def line(self, utterance: int) -> Line:
-        return self.lines[self.table[utterance, 0]]
+        return self.lines[int(self.table[utterance, 0])]
 
     def voice(self, utterance: int) -> int:
         return int(self.table[utterance, 1])

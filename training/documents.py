@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 
@@ -31,7 +32,7 @@ INSTRUCT_SHARE = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`prompt` are text ids, `reference` and `target` codes (frames, 8); `masked` (frames, 8) are the cells asked for."""
+    """`prompt` are text ids, `reference` and `target` codes (frames, 8); `masked` (frames, 8) is what is asked for."""
 
     prompt: list[int]
     reference: NDArray[np.int16]
@@ -59,13 +60,14 @@ class Batch:
     positions: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        tensors = (self.text, self.audio, self.order, self.targets, self.labels)
-        moved = (tensor.to(device, non_blocking=True) for tensor in tensors)
-        return Batch(*moved, self.lengths, self.positions.to(device, non_blocking=True))
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        tensors = (self.text, self.audio, self.order, self.targets, self.labels)
-        return Batch(*(tensor.pin_memory() for tensor in tensors), self.lengths, self.positions.pin_memory())
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "lengths"}
+        return Batch(**{name: change(tensor) for name, tensor in tensors.items()}, lengths=self.lengths)
 
     def packing(self) -> Packing:
         offsets = torch.tensor([0, *self.lengths, 0]).cumsum(0).to(torch.int32)

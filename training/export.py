@@ -1,4 +1,4 @@
-"""From what the stages left to a checkpoint folder in the real layout, with its card and the licences of its sources."""
+"""From what the stages left to a checkpoint in the real layout, with its card and the licences of its sources."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def run(stage: Stage, out: Path) -> bool:
 
 
 def card(work: Path) -> str:
-    """The model card: what it is, what it was made from, and the figures in the work folder, as far as there are any."""
+    """The model card: what it is, what it was made from, and the figures that the work folder has."""
     voices = "\n".join(
-        f"| `{name}` | {', '.join(items)} |{' also what is heard without an instruct' if name == DEFAULT_VOICE else ''} |"
+        f"| `{name}` | {', '.join(items)} |{' also without an instruct' if name == DEFAULT_VOICE else ''} |"
         for name, items in VOICES.items()
     )
     logs = {name: Stage(work, name).lines() for name in ("speech", "codec", "generator")}

@@ -9,6 +9,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -140,7 +141,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     """The orthogonal matrices nearest to (batch, rows, columns), roughly: singular values from 0.7 to 1.2."""
     a, b, c = NEWTON_SCHULZ
     is_tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if is_tall else matrices
+    x: Tensor = matrices.mT if is_tall else matrices
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     if x.is_cuda:
         x = x.bfloat16()
@@ -168,17 +169,17 @@ class Trainer:
             weight_decay=0.0,
         )
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         return {"weights": self.weights, "muon": self.muon.state(), "adam": self.adam.state_dict()}
 
     @torch.no_grad()
-    def restore(self, state: Mapping[str, object]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         for name, weight in self.weights.items():
             weight.copy_(state["weights"][name])
         self.muon.restore(state["muon"])
         self.adam.load_state_dict(state["adam"])
 
-    def step(self, index: int, batch: Batch) -> Callable[[], dict[str, float]]:
+    def step(self, index: int, batch: Batch) -> Callable[[], dict[str, Any]]:
         losses = self.losses(batch)
         weights = torch.tensor(CODEBOOK_WEIGHTS, device=losses.device) / sum(CODEBOOK_WEIGHTS)
         loss = (losses * weights).sum()
@@ -210,7 +211,7 @@ class Trainer:
         """Of the learning rates at a step: a warm-up, then all, and in the last phase down to nothing."""
         last = self.recipe.phases[-1].steps
         total = sum(phase.steps for phase in self.recipe.phases)
-        return min(1.0, (index + 1) / min(WARM_UP_STEPS, total), (total - index) / last)
+        return min(1.0, (index + 1) / min(WARM_UP_STEPS, total / 5), (total - index) / last)
 
 
 def run(stage: Stage, recipe: Recipe, device: torch.device, processes: int) -> bool:

@@ -91,11 +91,11 @@ FULL = Recipe(
     ),
 )
 TINY = Recipe(
-    num_lines=48,
-    voices_per_line=1,
-    part_lines=16,
+    num_lines=30,
+    voices_per_line=2,
+    part_lines=10,
     codec=CodecRecipe(
-        encoder_hidden=2, decoder_hidden=32, hidden=16, codebook_dim=4, steps=8, batch=2, num_parts=2, frames=8
+        encoder_hidden=2, decoder_hidden=32, hidden=16, codebook_dim=4, steps=24, batch=2, num_parts=2, frames=8
     ),
     generator=GeneratorRecipe(
         hidden=32,

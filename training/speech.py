@@ -10,13 +10,13 @@ import ctypes
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,23 +172,31 @@ def run(stage: Stage, recipe: Recipe, folder: Path | None, processes: int | None
     paths = part_paths(stage.work, recipe)
     paths[0].parent.mkdir(exist_ok=True)
     missing = [(part * size, path) for part, path in enumerate(paths) if not path.exists()]
-    # Spawned: a fork of a process with torch's threads may hang.
-    with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn")) as pool:
-        futures = [
-            pool.submit(make_part, lines[first : first + size], first, folder, recipe, path) for first, path in missing
-        ]
-        seconds = 0.0
-        for done, future in enumerate(as_completed(futures), start=1):
-            seconds += future.result()
-            stage.log(parts=done, of=len(missing), speech_hours=round(seconds / 3600, 3))
-            if stage.is_out_of_time:
-                pool.shutdown(cancel_futures=True)
-                break
+    tasks = [(lines[first : first + size], first, folder, recipe, path) for first, path in missing]
+    seconds = 0.0
+    for done, made in enumerate(_made(tasks, processes or os.cpu_count() or 1), start=1):
+        seconds += made
+        stage.log(parts=done, of=len(missing), speech_hours=round(seconds / 3600, 3))
+        if stage.is_out_of_time:
+            break
     return all(path.exists() for path in paths)
 
 
+def _made(tasks: Sequence[tuple[Any, ...]], processes: int) -> Iterator[float]:
+    """The results of `make_part` as they come; who stops listening stops the work."""
+    if processes == 1:
+        yield from (make_part(*task) for task in tasks)
+        return
+    # Spawned: a fork of a process with torch's threads may hang.
+    pool = ProcessPoolExecutor(processes, get_context("spawn"))
+    try:
+        yield from (future.result() for future in as_completed([pool.submit(make_part, *task) for task in tasks]))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def gather_libraries(root: Path, folder: Path) -> None:
-    """Copy flite's libraries, for a machine without the package, out of `root` (`/`, or where packages were unpacked)."""
+    """Copy flite's libraries, for a machine without them, from `root`: `/`, or where packages were unpacked."""
     folder.mkdir(parents=True, exist_ok=True)
     names = ["asound.so.2", *(f"flite{part}.so.1" for part in ("", "_cmulex", "_usenglish"))]
     names += [f"flite_cmu_us_{name}.so.1" for name in VOICES]

@@ -51,7 +51,7 @@ class Stage:
         self,
         num_steps: int,
         first: int,
-        step: Callable[[int], Callable[[], dict[str, float]]],
+        step: Callable[[int], Callable[[], dict[str, Any]]],
         state: Callable[[], Mapping[str, Any]],
     ) -> bool:
         """Run `step(index)` from `first` on, saving `state()` now and then; True once all `num_steps` are done.

@@ -71,14 +71,26 @@ def _sentence(piece: str, known: Container[str]) -> str | None:
     return piece[0].upper() + piece[1:] + ("" if piece[-1] in "?!" else ".")
 
 
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-MONTHS = "January February March April May June July August September October November December".split()
+# fmt: off
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "December",
+)
 NAMES = (
-    "Mary John Anna Peter Susan David Laura Michael Emma Robert Alice James Sarah Thomas Helen Daniel Julia Paul Maria "
-    "George Lucy Henry Kate Martin Jane Simon Rose Frank Ellen Jack"
-).split()
-PLACES = "London Paris Berlin Rome Boston Chicago Dublin Madrid Vienna Sydney Toronto Oxford".split()
-THINGS = "books people houses tickets apples letters cars minutes miles pages days chairs horses students".split()
+    "Mary", "John", "Anna", "Peter", "Susan", "David", "Laura", "Michael", "Emma", "Robert", "Alice", "James", "Sarah",
+    "Thomas", "Helen", "Daniel", "Julia", "Paul", "Maria", "George", "Lucy", "Henry", "Kate", "Martin", "Jane", "Simon",
+    "Rose", "Frank", "Ellen", "Jack",
+)
+PLACES = (
+    "London", "Paris", "Berlin", "Rome", "Boston", "Chicago", "Dublin", "Madrid", "Vienna", "Sydney", "Toronto",
+    "Oxford",
+)
+THINGS = (
+    "books", "people", "houses", "tickets", "apples", "letters", "cars", "minutes", "miles", "pages", "days", "chairs",
+    "horses", "students",
+)
+# fmt: on
 TEMPLATES = (
     "There are {n} {things} in the room.",
     "{name} bought {n} {things} on {day}.",
