@@ -29,12 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(stage: Stage, options: argparse.Namespace, recipe: Recipe) -> bool:
+    flite = None if options.tones else stage.work / "flite"
     if stage.name == "prepare":
         return prepare(stage, recipe, options.root)
     if stage.name == "speech":
         from training import speech  # noqa: PLC0415 - each stage loads what it needs
 
-        return speech.run(stage, recipe, None if options.tones else stage.work / "flite", options.processes)
+        return speech.run(stage, recipe, flite, options.processes)
     import torch  # noqa: PLC0415
 
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -52,7 +53,7 @@ def _run(stage: Stage, options: argparse.Namespace, recipe: Recipe) -> bool:
         return export.run(stage, options.checkpoint)
     from training import check  # noqa: PLC0415
 
-    return check.run(stage, recipe, options.checkpoint, str(device), options.sentences, options.trials, options.steps)
+    return check.run(stage, flite, options.checkpoint, str(device), options.sentences, options.trials, options.steps)
 
 
 def prepare(stage: Stage, recipe: Recipe, root: Path) -> bool:
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", help="cuda or cpu; the first there is")
     parser.add_argument("--processes", type=int, help="speech: all cores; generator: 8, and 0 for none beside")
     parser.add_argument("--root", type=Path, default=Path("/"), help="prepare: where Debian's packages are")
-    parser.add_argument("--tones", action="store_true", help="speech: a tone a letter instead of flite")
+    parser.add_argument("--tones", action="store_true", help="speech, check: a tone a letter instead of flite")
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoints/small"), help="export, check: its folder")
     parser.add_argument("--sentences", type=int, default=100, help="check: held-out sentences a voice")
     parser.add_argument("--trials", type=int, default=50, help="check: clips that are cloned")

@@ -9,6 +9,7 @@ import random
 import statistics
 import wave
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +17,18 @@ import torch
 from numpy.typing import NDArray
 
 from bench.accuracy_texts import Recogniser, rate_and_error, word_errors, words
-from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest, VoicePrompt
+from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest
 from omnivoice.parameters import FRAME_RATE, HOP_LENGTH, SAMPLE_RATE
 from training.codec import mel_filters
-from training.corpus import Speech
-from training.recipe import SEED, VOICES, Recipe
-from training.speech import part_paths
+from training.recipe import SEED, VOICES
+from training.speech import speak, voice_of
 from training.stage import Stage, replacing
 from training.text import Line, read_lines
 
 Waveform = NDArray[np.float32]
 BATCH = 8
 MIN_PITCH, MAX_PITCH = 60.0, 400.0
+MIN_CLIPS = 50
 MIN_CLIP_FRAMES = 2 * FRAME_RATE
 """A shorter clip says little of a voice."""
 PITCH_TOLERANCE = 0.10
@@ -35,7 +36,7 @@ FFT_SIZE, NUM_BANDS = 1024, 40
 VOICED_CORRELATION = 0.4
 
 
-def speak(engine: Engine, requests: Sequence[SynthesisRequest]) -> list[Waveform]:
+def generate(engine: Engine, requests: Sequence[SynthesisRequest]) -> list[Waveform]:
     """Waveforms of all requests; the first that fails raises its error."""
     waveforms: list[Waveform] = []
     for start in range(0, len(requests), BATCH):
@@ -82,18 +83,24 @@ def mel_statistics(waveforms: Iterable[Waveform]) -> NDArray[np.float32]:
     return torch.cat([mean - mean.mean(), all_frames.std(0)]).numpy()
 
 
+@dataclass(frozen=True, slots=True)
 class Clips:
-    """What the voices themselves said of the held-out lines, out of the speech on disk."""
+    """Held-out lines, and what each of the voices says of each of them: float32 (samples,)."""
 
-    def __init__(self, work: Path, recipe: Recipe, num_parts: int) -> None:
-        speech = Speech.read([path for path in part_paths(work, recipe) if path.exists()][:num_parts])
-        self.lines = read_lines(work / "text.jsonl")
-        starts = np.concatenate([[0], np.cumsum(speech.table[:, 2], dtype=np.int64)]) * HOP_LENGTH
-        self.by_voice: list[list[tuple[Line, Waveform]]] = [[] for _ in VOICES]
-        for row, (line, voice, _, _) in enumerate(speech.table):
-            if self.lines[line].is_held_out:
-                clip = speech.samples[starts[row] : starts[row + 1]].astype(np.float32) / 2**15
-                self.by_voice[voice].append((self.lines[line], clip))
+    lines: list[Line]
+    by_voice: list[list[Waveform]]
+
+    @classmethod
+    def of(cls, work: Path, flite: Path | None, number: int) -> Clips:
+        lines = [line for line in read_lines(work / "text.jsonl") if line.is_held_out][:number]
+        by_voice = [
+            [
+                speak(voice_of(name, flite), line, random.Random(f"{SEED} {name} {index}")).waveform / np.float32(2**15)
+                for index, line in enumerate(lines)
+            ]
+            for name in VOICES
+        ]
+        return cls(lines, by_voice)
 
 
 def word_error_rate(lines: Sequence[Line], waveforms: Sequence[Waveform], recogniser: Recogniser) -> str:
@@ -104,21 +111,38 @@ def word_error_rate(lines: Sequence[Line], waveforms: Sequence[Waveform], recogn
     return f"{100 * rate:.1f} ± {100 * error:.1f}% of {len(lines)} sentences"
 
 
+def designing(
+    engine: Engine, clips: Clips, sentences: int, params: SamplingParams, recogniser: Recogniser | None
+) -> dict[str, str]:
+    """Every voice by its instruct items, saying held-out lines; beside it, its teacher."""
+    figures = {}
+    lines = clips.lines[:sentences]
+    for (name, items), own in zip(VOICES.items(), clips.by_voice, strict=True):
+        design = ", ".join(items)
+        spoken = generate(
+            engine,
+            [SynthesisRequest(x.written, "en", design, seed=seed, params=params) for seed, x in enumerate(lines)],
+        )
+        for who, waveforms in (("", spoken), (", its teacher", own[:sentences])):
+            pitch = statistics.median(map(median_pitch, waveforms[:20]))
+            figures[f"{name}{who}: median pitch"] = f"{pitch:.0f} Hz"
+            if recogniser is not None:
+                figures[f"{name}{who}: words wrong"] = word_error_rate(lines, waveforms, recogniser)
+    return figures
+
+
 def cloning(engine: Engine, clips: Clips, trials: int, params: SamplingParams) -> dict[str, str]:
     """Clone held-out clips, each saying another held-out line, and compare with the voices' own clips."""
     rng = random.Random(SEED)
-    own = [mel_statistics(clip for _, clip in said[:50]) for said in clips.by_voice]
-    pitch = [statistics.median(median_pitch(clip) for _, clip in said[:20]) for said in clips.by_voice]
-    voices, requests = [], []
-    for trial in range(trials):
-        voice = trial % len(VOICES)
-        usable = [(line, clip) for line, clip in clips.by_voice[voice] if len(clip) >= MIN_CLIP_FRAMES * HOP_LENGTH]
-        line, clip = rng.choice(usable or clips.by_voice[voice])
-        prompt: VoicePrompt = engine.encode_voice(clip, SAMPLE_RATE, line.written)
-        voices.append(voice)
-        text = rng.choice(clips.by_voice[voice])[0].written
-        requests.append(SynthesisRequest(text, "en", voice=prompt, seed=trial, params=params))
-    spoken = speak(engine, requests)
+    own = [mel_statistics(said[:50]) for said in clips.by_voice]
+    pitch = [statistics.median(map(median_pitch, said[:20])) for said in clips.by_voice]
+    long = [i for i, clip in enumerate(clips.by_voice[0]) if len(clip) >= MIN_CLIP_FRAMES * HOP_LENGTH]
+    voices, requests = [trial % len(VOICES) for trial in range(trials)], []
+    for trial, voice in enumerate(voices):
+        heard, said = rng.choice(long), rng.choice(clips.lines)
+        prompt = engine.encode_voice(clips.by_voice[voice][heard], SAMPLE_RATE, clips.lines[heard].written)
+        requests.append(SynthesisRequest(said.written, "en", voice=prompt, seed=trial, params=params))
+    spoken = generate(engine, requests)
     near = [abs(median_pitch(w) / pitch[v] - 1) <= PITCH_TOLERANCE for v, w in zip(voices, spoken, strict=True)]
     nearest = [int(np.argmin([np.abs(mel_statistics([w]) - mine).mean() for mine in own])) for w in spoken]
     right = [found == voice for found, voice in zip(nearest, voices, strict=True)]
@@ -130,30 +154,15 @@ def cloning(engine: Engine, clips: Clips, trials: int, params: SamplingParams) -
 
 
 def run(
-    stage: Stage, recipe: Recipe, checkpoint: Path, device: str, sentences: int, trials: int, num_step: int
+    stage: Stage, flite: Path | None, checkpoint: Path, device: str, sentences: int, trials: int, num_step: int
 ) -> bool:
     """Print the figures and keep them in `check.json`. Words are counted where a recogniser is installed."""
     engine = Engine.from_checkpoint(checkpoint, EngineConfig(device=device))
-    clips = Clips(stage.work, recipe, num_parts=recipe.codec.num_parts)
+    clips = Clips.of(stage.work, flite, max(sentences, MIN_CLIPS))
     recogniser = Recogniser() if sentences and importlib.util.find_spec("faster_whisper") else None
     params = SamplingParams(num_step=num_step)
-    figures: dict[str, str] = {}
-    for voice, (name, items) in enumerate(VOICES.items() if sentences else ()):
-        lines = [line for line, _ in clips.by_voice[voice][:sentences]]
-        requests = [
-            SynthesisRequest(line.written, "en", ", ".join(items), seed=index, params=params)
-            for index, line in enumerate(lines)
-        ]
-        spoken = speak(engine, requests)
-        figures[f"{name}: median pitch, and its teacher's"] = " and ".join(
-            f"{statistics.median(map(median_pitch, waveforms)):.0f} Hz"
-            for waveforms in (spoken[:20], [clip for _, clip in clips.by_voice[voice][:20]])
-        )
-        if recogniser is None:
-            continue
-        figures[f"{name}: words wrong"] = word_error_rate(lines, spoken, recogniser)
-        teacher = [clip for _, clip in clips.by_voice[voice][:sentences]]
-        figures[f"{name}: words wrong, its teacher"] = word_error_rate(lines, teacher, recogniser)
+    figures = {"held-out sentences, steps": f"{sentences}, {num_step}"}
+    figures |= designing(engine, clips, sentences, params, recogniser) if sentences else {}
     figures |= cloning(engine, clips, trials, params) if trials else {}
     if sentences and recogniser is None:
         stage.log(note="words were not counted: faster-whisper is not installed here")

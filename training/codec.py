@@ -140,7 +140,7 @@ class Averages(nn.Module):
     def update(self, book: int, embed: Tensor, points: Tensor, codes: Tensor, generator: torch.Generator) -> None:
         """Take in a batch's points (n, codebook_dim) and their codes (n,), and move the centres `embed` in place."""
         size, total = self.size[book], self.total[book]
-        size.lerp_(torch.bincount(codes, minlength=len(embed)).float(), 1 - DECAY)
+        size.lerp_(torch.zeros_like(size).index_add_(0, codes, torch.ones_like(points[:, 0])), 1 - DECAY)
         total.lerp_(torch.zeros_like(embed).index_add_(0, codes, points), 1 - DECAY)
         drawn = torch.randint(len(points), (len(embed),), generator=generator).to(points.device)
         dead = size < DEAD
@@ -257,7 +257,7 @@ class Trainer:
         recipe, generator = self.recipe, torch.Generator().manual_seed(SEED + index)
         length = recipe.frames * HOP_LENGTH
         starts = torch.randint(len(samples) - length, (recipe.batch,), generator=generator)
-        clips = samples[(starts[:, None] + torch.arange(length)).to(self.device)].float() / 2**15
+        clips = samples[starts.to(self.device)[:, None] + torch.arange(length, device=self.device)].float() / 2**15
         books = torch.randint(1, NUM_CODEBOOKS + 1, (recipe.batch,), generator=generator)
         books[recipe.batch // 2 :] = NUM_CODEBOOKS
         rate = min(1.0, (index + 1) / min(WARM_UP_STEPS, recipe.steps / 5), 2 * (1 - index / recipe.steps))
@@ -317,6 +317,7 @@ def encode(network: CodecNetwork, speech: Speech, device: torch.device) -> NDArr
 def run(stage: Stage, recipe: Recipe, device: torch.device) -> bool:
     """Train, write `audio_tokenizer/`, then encode all speech into `codes.npz`; True once all of it is done."""
     torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
     folder, paths = stage.work / "audio_tokenizer", part_paths(stage.work, recipe)
     write_configs(folder, recipe.codec)
     trainer = Trainer(folder, recipe.codec, device)
@@ -335,7 +336,7 @@ def run(stage: Stage, recipe: Recipe, device: torch.device) -> bool:
     if not wait_for(paths, stage):
         return False
     torch.backends.cuda.matmul.allow_tf32 = False
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(benchmark=False, allow_tf32=False):
         speech = Speech.read(paths)
         # With the rounded weights, as whoever loads the checkpoint has them.
         codes = encode(load_network(folder, device, torch.float32), speech, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -49,6 +49,7 @@ class Batch:
     """T packed rows: text ids (rows,) and audio codes (frames, 8), which `order` (T,) brings into their places.
 
     `targets` (frames of the targets,) are the packed rows that `labels`, of as many rows and 8 columns, belong to.
+    `lengths` and `offsets` are of the sequences, as `Packing` wants them. Small integers until they are on the device.
     """
 
     text: Tensor
@@ -56,22 +57,23 @@ class Batch:
     order: Tensor
     targets: Tensor
     labels: Tensor
-    lengths: tuple[int, ...]
     positions: Tensor
+    offsets: Tensor
+    lengths: tuple[int, ...]
 
     def to(self, device: torch.device) -> Batch:
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        moved = self._each(lambda tensor: tensor.to(device, non_blocking=True).long())
+        return replace(moved, offsets=moved.offsets.int())
 
     def pin_memory(self) -> Batch:
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "lengths"}
-        return Batch(**{name: change(tensor) for name, tensor in tensors.items()}, lengths=self.lengths)
+        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
 
     def packing(self) -> Packing:
-        offsets = torch.tensor([0, *self.lengths, 0]).cumsum(0).to(torch.int32)
-        return Packing(self.lengths, offsets.to(self.positions.device, non_blocking=True), self.positions)
+        return Packing(self.lengths, self.offsets, self.positions)
 
 
 class Documents(Dataset[Batch]):
@@ -159,13 +161,14 @@ def pack(documents: list[Document]) -> Batch:
         targets.append(np.arange(row - len(document.target), row))
     lengths = tuple(document.num_rows for document in documents)
     return Batch(
-        text=torch.tensor(text, dtype=torch.int64),
-        audio=torch.from_numpy(np.concatenate(audio).astype(np.int64)),
-        order=torch.from_numpy(np.concatenate(order)),
-        targets=torch.from_numpy(np.concatenate(targets)),
-        labels=torch.from_numpy(np.concatenate(labels).astype(np.int64)),
+        text=torch.tensor(text, dtype=torch.int32),
+        audio=torch.from_numpy(np.concatenate(audio).astype(np.int16)),
+        order=torch.from_numpy(np.concatenate(order).astype(np.int32)),
+        targets=torch.from_numpy(np.concatenate(targets).astype(np.int32)),
+        labels=torch.from_numpy(np.concatenate(labels).astype(np.int16)),
+        positions=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]).astype(np.int32)),
+        offsets=torch.tensor([0, *lengths, 0]).cumsum(0).int(),
         lengths=lengths,
-        positions=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])),
     )
 
 
@@ -177,6 +180,6 @@ def batches(documents: Documents, first: int, processes: int, pin: bool) -> Data
         sampler=range(first, len(documents)),
         num_workers=processes,
         pin_memory=pin,
-        prefetch_factor=8 if processes else None,
+        prefetch_factor=4 if processes else None,
         multiprocessing_context="spawn" if processes else None,
     )

@@ -130,7 +130,7 @@ def test_engine_speaks_with_the_checkpoint(work: Path) -> None:
 
 
 def test_check_clones_held_out_clips(work: Path) -> None:
-    more = ("--checkpoint", str(work / "checkpoint"), "--sentences", "0", "--trials", "3", "--steps", "2")
+    more = ("--checkpoint", str(work / "checkpoint"), "--sentences", "0", "--trials", "3", "--steps", "2", "--tones")
     assert stage_command("check", work, *more) == 0
     figures = json.loads((work / "check.json").read_text())
     assert figures["both"].endswith(" of 3")
