@@ -29,6 +29,8 @@ Waveform = NDArray[np.float32]
 BATCH = 8
 MIN_PITCH, MAX_PITCH = 60.0, 400.0
 MIN_CLIPS = 50
+MIN_WORDS, MAX_WORDS = 5, 12
+"""Of a held-out sentence that words are counted in."""
 MIN_CLIP_FRAMES = 2 * FRAME_RATE
 """A shorter clip says little of a voice."""
 PITCH_TOLERANCE = 0.10
@@ -92,15 +94,19 @@ class Clips:
 
     @classmethod
     def of(cls, work: Path, flite: Path | None, number: int) -> Clips:
-        lines = [line for line in read_lines(work / "text.jsonl") if line.is_held_out][:number]
-        by_voice = [
-            [
-                speak(voice_of(name, flite), line, random.Random(f"{SEED} {name} {index}")).waveform / np.float32(2**15)
-                for index, line in enumerate(lines)
-            ]
-            for name in VOICES
-        ]
+        lines = [line for line in read_lines(work / "text.jsonl") if line.is_held_out and is_sentence(line)][:number]
+        by_voice = [[_said(name, flite, line, index) for index, line in enumerate(lines)] for name in VOICES]
         return cls(lines, by_voice)
+
+
+def is_sentence(line: Line) -> bool:
+    """Fit to count words in: long enough, no numbers, which a recogniser writes as digits, and not without sense."""
+    return line.kind == "sentence" and MIN_WORDS <= len(words(line.spoken)) <= MAX_WORDS
+
+
+def _said(name: str, flite: Path | None, line: Line, index: int) -> Waveform:
+    waveform = speak(voice_of(name, flite), line, random.Random(f"{SEED} {name} {index}")).waveform
+    return np.divide(waveform, 2**15, dtype=np.float32)
 
 
 def word_error_rate(lines: Sequence[Line], waveforms: Sequence[Waveform], recogniser: Recogniser) -> str:
@@ -119,10 +125,8 @@ def designing(
     lines = clips.lines[:sentences]
     for (name, items), own in zip(VOICES.items(), clips.by_voice, strict=True):
         design = ", ".join(items)
-        spoken = generate(
-            engine,
-            [SynthesisRequest(x.written, "en", design, seed=seed, params=params) for seed, x in enumerate(lines)],
-        )
+        requests = [SynthesisRequest(x.written, "en", design, seed=i, params=params) for i, x in enumerate(lines)]
+        spoken = generate(engine, requests)
         for who, waveforms in (("", spoken), (", its teacher", own[:sentences])):
             pitch = statistics.median(map(median_pitch, waveforms[:20]))
             figures[f"{name}{who}: median pitch"] = f"{pitch:.0f} Hz"

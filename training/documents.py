@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,8 +70,9 @@ class Batch:
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "lengths"}
-        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        changed: dict[str, Any] = {name: change(value) for name, value in values if isinstance(value, Tensor)}
+        return replace(self, **changed)
 
     def packing(self) -> Packing:
         return Packing(self.lengths, self.offsets, self.positions)

@@ -33,8 +33,11 @@ _WORD = re.compile(r"[a-z']+")
 
 @dataclass(frozen=True, slots=True)
 class Line:
+    """`kind` is where it is from: `sentence` (WordNet), `template` or `words`."""
+
     written: str
     spoken: str
+    kind: str = "sentence"
 
     @property
     def is_held_out(self) -> bool:
@@ -122,7 +125,7 @@ def templates(rng: random.Random) -> Line:
         said, small = _FILLERS[piece[1:-1]](rng) if piece.startswith("{") else (piece, None)
         spoken.append(said)
         written.append(str(small) if small is not None and rng.random() < DIGITS_SHARE else said)
-    return Line(_whole(written), _whole(spoken))
+    return Line(_whole(written), _whole(spoken), "template")
 
 
 def _whole(pieces: Sequence[str]) -> str:
@@ -170,7 +173,7 @@ _FILLERS: dict[str, Callable[[random.Random], tuple[str, int | None]]] = {
 def random_words(rng: random.Random, words: Sequence[str]) -> Line:
     """A string of common words without sense, which covers words that no sentence has."""
     text = _capital(" ".join(rng.choice(words) for _ in range(rng.randint(3, 10))) + ".")
-    return Line(text, text)
+    return Line(text, text, "words")
 
 
 def make_lines(sentences: Iterable[str], words: Sequence[str], num_lines: int, seed: int) -> list[Line]:

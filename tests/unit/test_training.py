@@ -18,7 +18,7 @@ from omnivoice.model.config import ModelConfig
 from omnivoice.parameters import HOP_LENGTH, SAMPLE_RATE
 from omnivoice.text import estimate_frames
 from training.__main__ import GO_ON, main
-from training.check import median_pitch
+from training.check import is_sentence, median_pitch
 from training.codec import Averages, mel_filters, new_network, to_semantic, write_codec, write_configs
 from training.corpus import Corpus
 from training.documents import IGNORED, MASK, Documents, pack
@@ -51,9 +51,13 @@ def stage_command(name: str, work: Path, *more: str) -> int:
 def make_speech(work: Path) -> None:
     """The tiny recipe's texts, one of them held out for each voice, and the tones that say them."""
     work.mkdir(parents=True)
-    lines = make_lines([], WORDS, 400, seed=1)
+    rng = random.Random(1)
+    sentences = (" ".join(rng.choices(WORDS, k=6)) for _ in range(400))
+    lines = make_lines(sentences, WORDS, 600, seed=1)
     learnt, held_out = ([line for line in lines if line.is_held_out == flag] for flag in (False, True))
+    held_out.sort(key=is_sentence, reverse=True)  # check needs some
     num_held_out = TINY.num_lines // 5
+    assert is_sentence(held_out[1])
     write_lines(work / "text.jsonl", held_out[:num_held_out] + learnt[: TINY.num_lines - num_held_out])
     assert stage_command("speech", work, "--tones") == 0
 
