@@ -131,6 +131,11 @@ class Averages(nn.Module):
         self.register_buffer("size", torch.zeros(NUM_CODEBOOKS, codebook_size))
         self.register_buffer("total", torch.zeros(NUM_CODEBOOKS, codebook_size, codebook_dim))
 
+    def perplexity(self) -> float:
+        """How many codes of a book are in use, weighed by how much; the mean of all books."""
+        share = self.size / self.size.sum(1, keepdim=True)
+        return float(torch.special.entr(share).sum(1).exp().mean())
+
     def begin(self, book: int, embed: Tensor, points: Tensor, generator: torch.Generator) -> None:
         """Take points of the first batch of all, (n, codebook_dim), for centres."""
         drawn = torch.randint(len(points), (len(embed),), generator=generator).to(points.device)
@@ -159,11 +164,12 @@ def quantise(
 ) -> tuple[Tensor, Tensor]:
     """`hidden` (batch, frames, size) through the first `num_books` (batch,) codebooks, and the commitment loss.
 
-    The centres learn from what they are given here; gradients pass a codebook as if it were not there.
+    The centres learn from what they are given here, which is what all books before them leave over, also where later
+    ones are not heard; gradients pass a codebook as if it were not there.
     """
-    result, loss = torch.zeros_like(hidden), hidden.new_zeros(())
+    result, left, loss = torch.zeros_like(hidden), hidden, hidden.new_zeros(())
     for index, layer in enumerate(network.quantizer.layers()):
-        points = layer.project_in(hidden - result)
+        points = layer.project_in(left)
         with torch.no_grad():
             if is_first:
                 averages.begin(index, layer.codebook.embed, points.flatten(0, 1), generator)
@@ -172,6 +178,7 @@ def quantise(
             averages.update(index, layer.codebook.embed, points.flatten(0, 1), codes.flatten(), generator)
         loss = loss + F.mse_loss(points, centres)
         change = layer.project_out(points + (centres - points).detach())
+        left = left - change
         result = result + change * (index < num_books)[:, None, None]
     return result, loss / NUM_CODEBOOKS
 
@@ -279,7 +286,7 @@ class Trainer:
         return lambda: {
             "loss": round(float(spectral.detach()), 5),
             "commitment": round(float(commitment.detach()), 5),
-            "codes_used": float((self.averages.size > DEAD).sum(1).float().mean()),
+            "perplexity": round(self.averages.perplexity(), 1),
         }
 
 

@@ -19,7 +19,7 @@ from omnivoice.parameters import HOP_LENGTH, SAMPLE_RATE
 from omnivoice.text import estimate_frames
 from training.__main__ import GO_ON, main
 from training.check import is_sentence, median_pitch
-from training.codec import Averages, mel_filters, new_network, to_semantic, write_codec, write_configs
+from training.codec import Averages, mel_filters, new_network, quantise, to_semantic, write_codec, write_configs
 from training.corpus import Corpus
 from training.documents import IGNORED, MASK, Documents, pack
 from training.export import TooLarge
@@ -234,6 +234,20 @@ def test_packed_documents_start_at_position_zero(work: Path) -> None:
     batch = pack(made)
     assert batch.packing().cu_seqlens.tolist() == [0, *np.cumsum(batch.lengths).tolist(), sum(batch.lengths)]
     assert batch.positions[batch.packing().cu_seqlens[:-2].long()].eq(0).all()
+
+
+def test_quantising_in_training_is_the_engine_s(work: Path) -> None:
+    network = new_network(work / "audio_tokenizer")
+    network.load_state_dict(torch.load(work / "codec.pt")["network"])
+    averages = Averages(1024, TINY.codec.codebook_dim)
+    averages.load_state_dict(torch.load(work / "codec.pt")["averages"])
+    hidden, books = torch.randn(2, 5, TINY.codec.hidden + 16), torch.tensor([8, 3])
+    codes = network.quantizer.encode(hidden)
+    wanted = network.quantizer.decode(codes)
+    first_three = sum(layer.decode(codes[1, i]) for i, layer in enumerate(network.quantizer.layers()[:3]))
+    found, _ = quantise(network, averages, hidden, books, torch.Generator(), is_first=False)
+    assert torch.allclose(found[0], wanted[0], atol=1e-4)
+    assert torch.allclose(found[1], first_three, atol=1e-4)
 
 
 def test_resampling_in_torch_is_the_engine_s() -> None:
