@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from omnivoice.text.numbers import LIMIT, cardinal, clock, digits, ordinal, year
+from omnivoice.text.numbers import MAX_DIGITS, cardinal, clock, digits, ordinal, year
 from omnivoice.text.tags import SPAN
 
 Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
@@ -65,7 +65,7 @@ def _value(number: str) -> str:
     """Words of digits with or without thousands' commas and a decimal part; digit by digit where it has no value."""
     whole, _, decimals = number.replace(",", "").partition(".")
     is_code = len(whole) > 1 and whole.startswith("0")
-    words = digits(whole) if is_code or int(whole) >= LIMIT else cardinal(int(whole))
+    words = digits(whole) if is_code or len(whole) > MAX_DIGITS else cardinal(int(whole))
     return f"{words} point {digits(decimals)}" if decimals else words
 
 
@@ -80,8 +80,8 @@ def _money(match: re.Match[str]) -> str:
     if scale or len(decimals) not in (0, 2):
         return f"{sign}{_value(amount)}{f' {scale.lower()}' if scale else ''} {many}"
     parts = []
-    if int(whole) or not int(decimals or 0):
-        parts.append(f"{_value(whole)} {one if int(whole) == 1 else many}")
+    if whole.strip("0") or not int(decimals or 0):
+        parts.append(f"{_value(whole)} {one if whole == '1' else many}")
     if int(decimals or 0):
         parts.append(f"{cardinal(int(decimals))} {one_part if int(decimals) == 1 else many_parts}")
     return sign + " and ".join(parts)
@@ -137,6 +137,11 @@ def _fraction(match: re.Match[str]) -> str:
     return f"{cardinal(above)} {part if above == 1 else 'halves' if below == 2 else f'{part}s'}"
 
 
+def _ordinal(match: re.Match[str]) -> str:
+    number = match["number"].replace(",", "")
+    return match.group() if len(number) > MAX_DIGITS else ordinal(int(number))
+
+
 def _decade(match: re.Match[str]) -> str:
     words = year(int(match["year"]))
     return words[:-1] + "ies" if words.endswith("y") else f"{words}s"
@@ -177,7 +182,7 @@ _RULES: tuple[Rule, ...] = (
     _rule(rf"{_START}(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?::(?P<second>\d\d))?(?![\d:])(?:\s?{_HALF})?", _time),
     _rule(rf"{_START}(?P<hour>\d{{1,2}})(?P<minute>)(?P<second>)\s?{_HALF}", _time),
     _rule(rf"{_START}(?:\d{{3}}-)?\d{{3}}-\d{{4}}(?![\w-])", lambda m: ", ".join(map(digits, m.group().split("-")))),
-    _rule(rf"{_START}(?P<number>{_NUMBER})(?:st|nd|rd|th)\b", lambda m: ordinal(int(m["number"].replace(",", "")))),
+    _rule(rf"{_START}(?P<number>{_NUMBER})(?:st|nd|rd|th)\b", _ordinal),
     _rule(rf"{_START}(?P<year>\d{{3}}0)'?s\b", _decade),
     _rule(
         rf"{_START}(?P<first>{_CENTURY}\d\d)\s?[-–]\s?(?P<last>{_CENTURY}\d\d)(?![\w-])",

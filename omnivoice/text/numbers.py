@@ -19,14 +19,14 @@ _ORDINALS = {
     "nine": "ninth",
     "twelve": "twelfth",
 }
-LIMIT = 10**15
-"""Numbers from here on are read digit by digit."""
+MAX_DIGITS = 15
+"""Longer numbers have no words here: they are read digit by digit."""
 
 
 def cardinal(number: int) -> str:
-    """2345 → "two thousand three hundred forty-five". Raises `ValueError` below 0 and from `LIMIT` on."""
-    if not 0 <= number < LIMIT:
-        raise ValueError(f"only numbers from 0 to {LIMIT - 1} have words, not {number}")
+    """2345 → "two thousand three hundred forty-five". Raises `ValueError` below 0 and for more than 15 digits."""
+    if not 0 <= number < 10**MAX_DIGITS:
+        raise ValueError(f"only whole numbers of up to {MAX_DIGITS} digits have words")
     if number == 0:
         return _ONES[0]
     groups = []
