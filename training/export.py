@@ -27,23 +27,31 @@ class TooLarge(Exception):
 
 
 def run(stage: Stage, out: Path) -> bool:
-    """Write the checkpoint to `out`; True, or `TooLarge` raised where it is over 17 MB. Needs `generator.pt`."""
-    state = torch.load(stage.work / "generator.pt", map_location="cpu")
-    config = ModelConfig.from_folder(stage.work)
+    """Write the checkpoint to `out`; True, or `TooLarge` raised where it is over 17 MB.
+
+    Where the work folder has no `generator.pt`, `out` must hold the weights already, and gets its card anew.
+    """
+    if (stage.work / "generator.pt").exists() or not (out / "model.safetensors").exists():
+        _write_weights(stage.work, out)
+    shutil.copytree(LICENCES, out / "licences", dirs_exist_ok=True)
+    (out / "README.md").write_text(card(stage.work), encoding="utf-8")
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    stage.log(folder=str(out), bytes=size)
+    if size > MAX_BYTES:
+        raise TooLarge(f"{out} has {size:,} bytes, more than {MAX_BYTES:,}")
+    return True
+
+
+def _write_weights(work: Path, out: Path) -> None:
+    state = torch.load(work / "generator.pt", map_location="cpu")
+    config = ModelConfig.from_folder(work)
     out.mkdir(parents=True, exist_ok=True)
     tensors = {name: weight.detach().half().contiguous() for name, weight in state["weights"].items()}
     tensors["codebook_layer_offsets"] = torch.arange(config.num_codebooks) * AUDIO_VOCAB
     save_file(tensors, out / "model.safetensors")
     for name in COPIED:
-        shutil.copy(stage.work / name, out / name)
-    shutil.copytree(stage.work / "audio_tokenizer", out / "audio_tokenizer", dirs_exist_ok=True)
-    shutil.copytree(LICENCES, out / "licences", dirs_exist_ok=True)
-    (out / "README.md").write_text(card(stage.work), encoding="utf-8")
-    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    stage.log(folder=str(out), bytes=size, steps=state["step"])
-    if size > MAX_BYTES:
-        raise TooLarge(f"{out} has {size:,} bytes, more than {MAX_BYTES:,}")
-    return True
+        shutil.copy(work / name, out / name)
+    shutil.copytree(work / "audio_tokenizer", out / "audio_tokenizer", dirs_exist_ok=True)
 
 
 def card(work: Path) -> str:

@@ -138,7 +138,9 @@ def test_check_clones_held_out_clips(work: Path) -> None:
     assert stage_command("check", work, *more) == 0
     figures = json.loads((work / "check.json").read_text())
     assert figures["both"].endswith(" of 3")
+    (work / "generator.pt").rename(work / "elsewhere.pt")  # the card alone
     assert stage_command("export", work, *more) == 0
+    (work / "elsewhere.pt").rename(work / "generator.pt")
     assert "| both | " in (work / "checkpoint" / "README.md").read_text()
 
 
