@@ -6,6 +6,7 @@ plans it again when it is admitted. Both get the same plan.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -25,10 +26,13 @@ from omnivoice.text import (
     contains_chinese,
     estimate_frames,
     is_speakable,
+    normalize_text,
     resolve_instruct,
     resolve_language,
     text_weight,
 )
+
+log = logging.getLogger(__name__)
 
 MIN_PACE_FRAMES = 2 * FRAME_RATE
 """A first chunk shorter than this says too little about the pace to time the chunks after it."""
@@ -95,10 +99,14 @@ def plan(request: SynthesisRequest, reference: Reference | None = None) -> Plan:
         raise InvalidRequest("text", "must hold something to speak: a letter, a digit or a tag such as [laughter]")
     if reference is not None:
         reference = Reference(_cleaned("ref_text", reference.text)[0], reference.frames)
+    language = resolve_language(request.language)
+    if request.normalize_text:
+        text, more = _normalized(text, language)
+        warnings += more
     total = _total_frames(text, request, reference)
     return Plan(
         text=text,
-        language=resolve_language(request.language),
+        language=language,
         instruct=resolve_instruct(request.instruct, contains_chinese(text)),
         chunks=_chunks(text, total, request, reference),
         reference=reference,
@@ -116,6 +124,17 @@ def _cleaned(field: str, text: str) -> tuple[str, tuple[str, ...]]:
     except UnicodeEncodeError:
         raise InvalidRequest(field, "holds half of a surrogate pair, which no encoding can spell") from None
     return clean_text(text)
+
+
+def _normalized(text: str, language: str | None) -> tuple[str, tuple[str, ...]]:
+    """The text with its numbers in words, or as it is with a warning: a job does not fail for its digits."""
+    if language not in (None, "en") or contains_chinese(text):
+        return text, ("normalize_text knows English only; the text is read as it is",)
+    try:
+        return normalize_text(text), ()
+    except Exception as error:
+        log.exception("normalize_text failed")
+        return text, (f"normalize_text failed ({type(error).__name__}); the text is read as it is",)
 
 
 def _check_numbers(request: SynthesisRequest) -> None:

@@ -57,7 +57,8 @@ class SynthesisRequest:
     """One text to speak.
 
     `duration` is seconds of audio and overrides `speed` (1.0 is the model's pace); `seed` None draws one, which the
-    result names. Values are checked when the request is planned, not here, so that a bad one fails alone.
+    result names; `normalize_text` reads English numbers, times, dates and money as words. Values are checked when the
+    request is planned, not here, so that a bad one fails alone.
     """
 
     text: str
@@ -68,6 +69,7 @@ class SynthesisRequest:
     speed: float | None = None
     seed: int | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
+    normalize_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)

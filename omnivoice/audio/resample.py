@@ -23,7 +23,7 @@ _BLOCK_FRAMES = 1 << 15
 
 
 @lru_cache(maxsize=16)
-def _kernels(old: int, new: int) -> tuple[int, NDArray[np.int64], NDArray[np.float32]]:
+def resampling_taps(old: int, new: int) -> tuple[int, NDArray[np.int64], NDArray[np.float32]]:
     """Return (width, offsets (new,), taps (new, 2·width + 1)) for coprime rates.
 
     Output sample f·new + p is the dot product of taps[p] and the input around sample f·old + offsets[p], `width`
@@ -54,7 +54,7 @@ def resample(waveform: NDArray[np.floating], from_rate: int, to_rate: int) -> ND
         return np.stack([resample(channel, from_rate, to_rate) for channel in waveform])
     divisor = math.gcd(from_rate, to_rate)
     old, new = from_rate // divisor, to_rate // divisor
-    width, offsets, taps = _kernels(old, new)
+    width, offsets, taps = resampling_taps(old, new)
     num_samples = len(waveform)
     num_frames = -(-num_samples // old)
     windows = sliding_window_view(np.pad(waveform, (width, width + old)), taps.shape[1])

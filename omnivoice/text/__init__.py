@@ -5,6 +5,7 @@ from omnivoice.text.combine import combine_text, contains_chinese, is_speakable
 from omnivoice.text.duration import estimate_frames, text_weight
 from omnivoice.text.instructs import INSTRUCT_ITEMS, resolve_instruct
 from omnivoice.text.languages import LANGUAGES, Language, resolve_language
+from omnivoice.text.normalize import normalize_text
 from omnivoice.text.punctuation import add_punctuation
 from omnivoice.text.schedule import unmask_counts
 from omnivoice.text.tags import NON_VERBAL_TAGS, clean_text, split_tags
@@ -21,6 +22,7 @@ __all__ = [
     "contains_chinese",
     "estimate_frames",
     "is_speakable",
+    "normalize_text",
     "resolve_instruct",
     "resolve_language",
     "split_tags",

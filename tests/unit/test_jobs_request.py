@@ -40,6 +40,7 @@ def test_a_text_alone_is_enough() -> None:
 def test_every_field_reaches_the_engine() -> None:
     params = SamplingParams(num_step=8, guidance_scale=1, denoise=False, audio_chunk_duration=10.5)
     body = {"text": TEXT, "language": "en", "instruct": "male", "duration": 2, "speed": 1.5, "seed": 2**64 - 1}
+    body["normalize_text"] = True
     request = JobRequest.parse({**body, **dataclasses.asdict(params)}).to_synthesis_request()
     assert request.params == params
     assert {name: getattr(request, name) for name in body} == body

@@ -91,6 +91,7 @@ class _OwnFields(_Strict):
     duration: float | None = _bounded("duration", "seconds to generate, before pauses are shortened; overrides speed")
     speed: float | None = _bounded("speed", "1 is the model's own pace")
     seed: int | None = _bounded("seed", "None draws one, which the result names")
+    normalize_text: bool = Field(False, description="say English numbers, times, dates and money in words")
     format: str = Field("wav", description="file format", json_schema_extra={"enum": list(AUDIO_FORMATS)})
     sample_rate: int = Field(
         SAMPLE_RATE,
@@ -169,6 +170,7 @@ class JobRequest(_AllFields):
             duration=self.duration,
             speed=self.speed,
             seed=self.seed,
+            normalize_text=self.normalize_text,
             params=SamplingParams(**{name: value for name, value in given.items() if value is not None}),
         )
 

@@ -42,7 +42,7 @@ class CodecNetwork(nn.Module):
     def encode(self, waveform: Tensor, semantic_waveform: Tensor) -> Tensor:
         """The same audio at both rates, (batch, frames · 960) and (batch, frames · 640) → codes (batch, 8, frames)."""
         acoustic = self.acoustic_encoder(waveform[:, None])
-        semantic = self.encoder_semantic(self._semantic_features(semantic_waveform).mT)
+        semantic = self.encoder_semantic(self.semantic_features(semantic_waveform).mT)
         hidden = self.fc(torch.cat([acoustic, semantic], dim=1).mT)
         return self.quantizer.encode(hidden)
 
@@ -55,7 +55,7 @@ class CodecNetwork(nn.Module):
         waveform: Tensor = self.acoustic_decoder(hidden.mT)
         return waveform[:, 0]
 
-    def _semantic_features(self, waveform: Tensor) -> Tensor:
+    def semantic_features(self, waveform: Tensor) -> Tensor:
         """Mean of HuBERT's hidden states, one a frame: (batch, frames · 640) → (batch, frames, semantic_size)."""
         padded = F.pad(waveform, (SEMANTIC_PADDING, SEMANTIC_PADDING))
         states = self.semantic_model(padded, output_hidden_states=True).hidden_states

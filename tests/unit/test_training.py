@@ -1,0 +1,278 @@
+"""The training on a tiny recipe, with tones for voices: every stage, restarts, and the engine on what comes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest
+from omnivoice.audio.resample import resample
+from omnivoice.model.codec import Codec
+from omnivoice.model.config import ModelConfig
+from omnivoice.parameters import HOP_LENGTH, SAMPLE_RATE
+from omnivoice.text import estimate_frames
+from training.__main__ import GO_ON, main
+from training.check import is_sentence, median_pitch
+from training.codec import Averages, mel_filters, new_network, quantise, to_semantic, write_codec, write_configs
+from training.corpus import Corpus
+from training.documents import IGNORED, MASK, Documents, pack
+from training.export import TooLarge
+from training.export import run as export
+from training.generator import new_weights, orthogonal, write_config
+from training.recipe import FULL, TINY, VOICES
+from training.speech import FliteVoice, ToneVoice, gather_libraries, speak
+from training.stage import Stage
+from training.text import Line, make_lines, read_lines, templates, wordnet_sentences, write_lines
+
+WORDNET = """\
+  1 This software and database is being provided to you, the LICENSEE, by
+00002724 29 v 01 choke 0 002 @ 00001740 v 0000 01 + 02 00 | breathe with difficulty (or pain); "She choked, then spoke"
+00003316 29 v 01 aspirate 0 003 @ 00005041 v 0000 01 + 08 00 | suck in; "sleep"; "He is 7 feet"; "the unheardof word"
+"""
+KNOWN = {"breathe", "with", "difficulty", "she", "choked", "then", "spoke", "suck", "in", "he", "is", "feet", "the"}
+WORDS = ("garden", "house", "flower", "window", "station", "brother", "children", "street", "river", "summer")
+FLITE_ROOT = Path(os.environ.get("FLITE_ROOT", "/"))
+"""Where Debian's packages flite, libflite1 and libasound2 were unpacked, if they are not installed."""
+
+
+def stage_command(name: str, work: Path, *more: str) -> int:
+    options = ("--work", str(work), "--recipe", "tiny", "--device", "cpu", "--processes", "1")
+    if name == "generator":
+        options = (*options[:-1], "0")
+    return main([name, *options, *more])
+
+
+def make_speech(work: Path) -> None:
+    """The tiny recipe's texts, one of them held out for each voice, and the tones that say them."""
+    work.mkdir(parents=True)
+    rng = random.Random(1)
+    sentences = (" ".join(rng.choices(WORDS, k=6)) for _ in range(400))
+    lines = make_lines(sentences, WORDS, 600, seed=1)
+    learnt, held_out = ([line for line in lines if line.is_held_out == flag] for flag in (False, True))
+    held_out.sort(key=is_sentence, reverse=True)  # check needs some
+    num_held_out = TINY.num_lines // 5
+    assert is_sentence(held_out[1])
+    write_lines(work / "text.jsonl", held_out[:num_held_out] + learnt[: TINY.num_lines - num_held_out])
+    assert stage_command("speech", work, "--tones") == 0
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All stages, one after another without a stop; `checkpoint/` is what they make."""
+    work = tmp_path_factory.mktemp("training") / "work"
+    make_speech(work)
+    for name in ("codec", "generator", "export"):
+        assert stage_command(name, work, "--checkpoint", str(work / "checkpoint")) == 0
+    return work
+
+
+@pytest.mark.parametrize("name", ["codec", "generator"])
+def test_loss_falls_and_is_logged(work: Path, name: str) -> None:
+    losses = [line["loss"] for line in Stage(work, name).lines() if "loss" in line]
+    assert losses[-1] < 0.95 * losses[0]
+    assert (work / f"{name}.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("name", ["codec", "generator"])
+def test_a_stopped_stage_goes_on_as_if_it_had_not_been_stopped(work: Path, name: str, tmp_path: Path) -> None:
+    for path in work.iterdir():
+        if path.name.split(".")[0] != name and path.name != "checkpoint":
+            (tmp_path / path.name).symlink_to(path)
+    for _ in range(2):
+        assert stage_command(name, tmp_path, "--minutes", "0") == GO_ON  # one step each
+    assert torch.load(tmp_path / f"{name}.pt")["step"] == 2
+    (tmp_path / "audio_tokenizer").unlink()
+    (tmp_path / "codes.npz").unlink() if name == "codec" else None
+    assert stage_command(name, tmp_path) == 0
+    whole, stopped = (torch.load(folder / f"{name}.pt") for folder in (work, tmp_path))
+    part = "network" if name == "codec" else "weights"
+    assert whole["step"] == stopped["step"]
+    assert whole[part].keys() == stopped[part].keys()
+    assert all(torch.equal(tensor, stopped[part][key]) for key, tensor in whole[part].items())
+
+
+def test_a_finished_part_of_the_speech_is_not_made_again(work: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (work / "speech").iterdir()}
+    assert len(before) == TINY.num_lines // TINY.part_lines
+    assert stage_command("speech", work, "--tones") == 0
+    assert {path: path.stat().st_mtime_ns for path in (work / "speech").iterdir()} == before
+
+
+def test_codes_are_those_of_the_engine_s_codec(work: Path) -> None:
+    codec = Codec.from_folder(work)
+    corpus = Corpus.read(work)
+    samples = np.load(work / "speech" / "0000.npz")["samples"].astype(np.float32) / 2**15
+    for utterance in range(3):
+        start, end = corpus.starts[utterance : utterance + 2]
+        codes = codec.encode(samples[start * HOP_LENGTH : end * HOP_LENGTH])
+        assert (corpus.of(utterance) == codes.T).mean() > 0.99  # near ties fall otherwise in a stack
+
+
+def test_engine_speaks_with_the_checkpoint(work: Path) -> None:
+    engine = Engine.from_checkpoint(work / "checkpoint", EngineConfig(device="cpu"))
+    params = SamplingParams(num_step=4)
+    clip = ToneVoice("slt")("a clip of two seconds, at the very least", 1.2)
+    voice = engine.encode_voice(clip / 4, SAMPLE_RATE, "a clip of two seconds, at the very least.")
+    for request in (
+        SynthesisRequest("Good morning.", "en", "female, american accent", seed=1, params=params),
+        SynthesisRequest("Good morning.", voice=voice, seed=1, params=params),
+    ):
+        result = engine.generate_codes([request])[0]
+        assert result.error is None
+        assert isinstance(result.codes, np.ndarray)
+        assert result.codes.shape[0] == 8
+    result = engine.generate([SynthesisRequest("Good morning.", "en", seed=1, params=params)])[0]
+    assert result.error is None
+    assert result.waveform is not None
+    assert np.isfinite(result.waveform).all()
+
+
+def test_check_clones_held_out_clips(work: Path) -> None:
+    more = ("--checkpoint", str(work / "checkpoint"), "--sentences", "0", "--trials", "3", "--steps", "2", "--tones")
+    assert stage_command("check", work, *more) == 0
+    figures = json.loads((work / "check.json").read_text())
+    assert figures["both"].endswith(" of 3")
+    (work / "generator.pt").rename(work / "elsewhere.pt")  # the card alone
+    assert stage_command("export", work, *more) == 0
+    (work / "elsewhere.pt").rename(work / "generator.pt")
+    assert "| both | " in (work / "checkpoint" / "README.md").read_text()
+
+
+def test_full_sizes_fit_into_the_package(tmp_path: Path) -> None:
+    config = write_config(tmp_path, FULL.generator)
+    write_configs(tmp_path / "audio_tokenizer", FULL.codec)
+    network = new_network(tmp_path / "audio_tokenizer")
+    write_codec(tmp_path / "audio_tokenizer", network, Averages(1024, FULL.codec.codebook_dim))
+    Stage(tmp_path, "generator").save({"step": 0, "weights": new_weights(config)})
+    out = tmp_path / "checkpoint"
+    assert export(Stage(tmp_path, "export"), out)
+    assert ModelConfig.from_folder(out) == config
+    assert Engine.from_checkpoint(out, EngineConfig(device="cpu")).sample_rate == SAMPLE_RATE
+    (tmp_path / "audio_tokenizer" / "padding").write_bytes(bytes(2_000_000))
+    with pytest.raises(TooLarge, match="17,000,000"):
+        export(Stage(tmp_path, "export"), out)
+
+
+def test_wordnet_gives_sentences_of_known_words_alone(tmp_path: Path) -> None:
+    for name in ("data.noun", "data.adj", "data.adv"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "data.verb").write_text(WORDNET)
+    assert list(wordnet_sentences(tmp_path, KNOWN)) == [
+        "She choked, then spoke.",
+        "Breathe with difficulty.",
+        "Suck in.",
+    ]
+
+
+def test_lines_are_the_same_for_the_same_seed_and_mostly_learnt() -> None:
+    lines = make_lines([f"the {word} of the river." for word in WORDS], WORDS, 2_000, seed=3)
+    assert lines == make_lines([f"the {word} of the river." for word in reversed(WORDS)], WORDS, 2_000, seed=3)
+    held_out = sum(line.is_held_out for line in lines) / len(lines)
+    assert 0.005 < held_out < 0.05
+    assert Line("Page 7.", "Page seven.").is_held_out == Line("Page seven.", "page SEVEN").is_held_out
+
+
+def test_templates_write_some_numbers_as_digits_and_say_all_in_words() -> None:
+    lines = [templates(random.Random(seed)) for seed in range(500)]
+    with_digits = [line for line in lines if any(letter.isdigit() for letter in line.written)]
+    assert 20 < len(with_digits) < 200
+    assert not any(letter.isdigit() for line in lines for letter in line.spoken)
+
+
+def test_speech_has_the_length_that_the_rule_gives(work: Path) -> None:
+    lines = read_lines(work / "text.jsonl")
+    near = []
+    for index, line in enumerate(lines):
+        spoken = speak(ToneVoice("slt"), line, random.Random(index))
+        frames = len(spoken.waveform) / HOP_LENGTH
+        assert frames.is_integer()
+        assert 0 < spoken.voiced <= frames
+        level = np.sqrt(np.mean(np.square(spoken.waveform[: spoken.voiced * HOP_LENGTH] / 2**15)))
+        assert level == pytest.approx(0.1, rel=0.1)
+        near.append(abs(frames / estimate_frames(line.written) - 1) < 0.06)
+    assert 0.5 < np.mean(near) < 1
+
+
+@pytest.mark.skipif(not any(FLITE_ROOT.glob("usr/lib/*/libflite_cmu_us_slt.so.1")), reason="no flite under FLITE_ROOT")
+def test_flite_says_a_line_in_every_voice(tmp_path: Path) -> None:
+    gather_libraries(FLITE_ROOT, tmp_path)
+    for name in VOICES:
+        spoken = speak(FliteVoice(name, tmp_path), Line("Good morning, Mary.", "Good morning, Mary."), random.Random(1))
+        assert 80 < median_pitch(spoken.waveform.astype(np.float32) / 2**15) < 250
+
+
+def test_documents_ask_only_for_masked_cells(work: Path) -> None:
+    documents = Documents(work, TINY.generator)
+    for step in (0, len(documents) - 1):
+        batch = documents[step]
+        assert batch.order.sort().values.tolist() == list(range(sum(batch.lengths)))
+        assert sum(batch.lengths) <= documents.phase(step).tokens
+        rows = batch.audio[batch.order[batch.targets] - len(batch.text)]
+        assert ((rows == MASK) == (batch.labels != IGNORED)).all()
+        again = documents[step]
+        assert torch.equal(batch.labels, again.labels)
+        assert torch.equal(batch.text, again.text)
+
+
+def test_held_out_lines_are_never_learnt(work: Path) -> None:
+    corpus = Corpus.read(work)
+    for voice in range(len(VOICES)):
+        assert all(not corpus.line(one).is_held_out for one in corpus.utterances(voice))
+        assert all(corpus.line(one).is_held_out for one in corpus.utterances(voice, held_out=True))
+        assert len(corpus.utterances(voice, held_out=True))
+
+
+def test_packed_documents_start_at_position_zero(work: Path) -> None:
+    documents, rng = Documents(work, TINY.generator), np.random.default_rng(5)
+    made = [documents.document(documents.phase(0), rng) for _ in range(20)]
+    assert any(not document.prompt for document in made)
+    assert any(len(document.reference) for document in made)
+    batch = pack(made)
+    assert batch.packing().cu_seqlens.tolist() == [0, *np.cumsum(batch.lengths).tolist(), sum(batch.lengths)]
+    assert batch.positions[batch.packing().cu_seqlens[:-2].long()].eq(0).all()
+
+
+def test_quantising_in_training_is_the_engine_s(work: Path) -> None:
+    network = new_network(work / "audio_tokenizer")
+    network.load_state_dict(torch.load(work / "codec.pt")["network"])
+    averages = Averages(1024, TINY.codec.codebook_dim)
+    averages.load_state_dict(torch.load(work / "codec.pt")["averages"])
+    hidden, books = torch.randn(2, 5, TINY.codec.hidden + 16), torch.tensor([8, 3])
+    codes = network.quantizer.encode(hidden)
+    wanted = network.quantizer.decode(codes)
+    first_three = sum(layer.decode(codes[1, i]) for i, layer in enumerate(network.quantizer.layers()[:3]))
+    found, _ = quantise(network, averages, hidden, books, torch.Generator(), is_first=False)
+    assert torch.allclose(found[0], wanted[0], atol=1e-4)
+    assert torch.allclose(found[1], first_three, atol=1e-4)
+
+
+def test_resampling_in_torch_is_the_engine_s() -> None:
+    waveform = np.random.default_rng(1).standard_normal(8 * HOP_LENGTH).astype(np.float32)
+    ours = to_semantic(torch.from_numpy(waveform)[None], 16_000)[0].numpy()
+    np.testing.assert_allclose(ours, resample(waveform, SAMPLE_RATE, 16_000), atol=1e-5)
+
+
+def test_newton_schulz_makes_matrices_nearly_orthogonal() -> None:
+    made = orthogonal(torch.randn(3, 48, 32, generator=torch.Generator().manual_seed(1)))
+    values = torch.linalg.svdvals(made)
+    assert values.min() > 0.5
+    assert values.max() < 1.4
+
+
+def test_mel_filters_are_averages_over_neighbouring_bins() -> None:
+    filters = mel_filters(64, 8)
+    assert filters.shape == (8, 33)
+    assert torch.allclose(filters.sum(1), torch.ones(8))
+    assert filters.argmax(1).diff().gt(0).all()
+
+
+def test_median_pitch_of_a_buzz() -> None:
+    time = np.arange(SAMPLE_RATE) / SAMPLE_RATE
+    buzz = sum(np.sin(2 * np.pi * 120 * harmonic * time) / harmonic for harmonic in range(1, 8)) / 8
+    assert median_pitch(buzz.astype(np.float32)) == pytest.approx(120, rel=0.02)

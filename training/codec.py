@@ -1,0 +1,352 @@
+"""The small codec: the engine's own network, taught to say again what it hears through eight codebooks.
+
+The semantic model stays as it was drawn. Codebooks follow running averages of what falls to them; a code that nothing
+falls to starts anew from a point of the batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from omnivoice.audio.resample import resampling_taps
+from omnivoice.model.codec.config import read_codec_config
+from omnivoice.model.codec.loading import load_network
+from omnivoice.model.codec.network import CodecNetwork, tensor_shapes
+from omnivoice.parameters import HOP_LENGTH, NUM_CODEBOOKS, SAMPLE_RATE
+from training.corpus import Speech, wait_for, write_codes
+from training.recipe import SEED, CodecRecipe, Recipe
+from training.speech import part_paths
+from training.stage import Stage
+
+FFT_SIZES = (2048, 1024, 512, 256, 128, 64)
+MEL_BANDS = (160, 80, 40, 20, 12, 8)
+STFT_WEIGHT = 0.3
+COMMITMENT_WEIGHT = 0.25
+FLOOR = 2e-4
+"""Amplitude under which a difference is not heard."""
+DECAY = 0.98
+DEAD = 0.1
+"""Codes whose running average of points a batch falls below this start anew."""
+WARM_UP_STEPS = 100
+RESIDUAL_END = re.compile(r"acoustic_.*res_unit\d\.conv2\.weight$")
+RESIDUAL_GAIN, OUTPUT_GAIN = 0.2, 0.1
+"""Of the start: how much a residual unit adds, and the decoder's loudness, that of speech at RMS 0.1."""
+ENCODE_FRAMES = 16_384
+"""Frames that are encoded together."""
+
+CONFIG = {
+    "architectures": ["HiggsAudioV2TokenizerModel"],
+    "model_type": "higgs_audio_v2_tokenizer",
+    "dtype": "float32",
+    "target_bandwidths": [0.5, 1, 1.5, 2],
+    "sample_rate": SAMPLE_RATE,
+}
+SEMANTIC = {
+    "model_type": "hubert",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "conv_dim": [16] * 7,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+    "mask_time_prob": 0.0,
+    "mask_feature_prob": 0.0,
+}
+PREPROCESSOR = {
+    "feature_extractor_type": "DacFeatureExtractor",
+    "feature_size": 1,
+    "hop_length": HOP_LENGTH,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "return_attention_mask": True,
+    "sampling_rate": SAMPLE_RATE,
+}
+
+
+def write_configs(folder: Path, recipe: CodecRecipe) -> None:
+    ratios = [8, 5, 4, 2, 3]
+    acoustic = {
+        "model_type": "dac",
+        "encoder_hidden_size": recipe.encoder_hidden,
+        "decoder_hidden_size": recipe.decoder_hidden,
+        "hidden_size": recipe.hidden,
+        "downsampling_ratios": ratios,
+        "upsampling_ratios": ratios,
+        "sampling_rate": SAMPLE_RATE,
+    }
+    config = CONFIG | {
+        "codebook_dim": recipe.codebook_dim,
+        "acoustic_model_config": acoustic,
+        "semantic_model_config": SEMANTIC,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR, indent=1))
+
+
+def new_network(folder: Path) -> CodecNetwork:
+    """The network of `folder/config.json` with weights of variance 1/fan-in, at which signals keep their size."""
+    torch.manual_seed(SEED)
+    network = CodecNetwork(read_codec_config(folder / "config.json"))
+    for module in network.modules():
+        if isinstance(module, nn.Conv1d | nn.Linear | nn.ConvTranspose1d):
+            fan_in = module.weight[0].numel()
+            if isinstance(module, nn.ConvTranspose1d):  # (in, out, kernel); `stride` outputs share a kernel
+                fan_in = module.in_channels * module.kernel_size[0] // module.stride[0]
+            if not hasattr(module, "parametrizations"):
+                nn.init.normal_(module.weight, std=1 / math.sqrt(fan_in))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    for name, parameter in network.named_parameters():
+        if RESIDUAL_END.search(name):
+            # Fifteen in a row, each adding as much as it is given, would make signals a hundred times as large.
+            parameter.data.mul_(RESIDUAL_GAIN)
+    network.acoustic_decoder.conv2.weight.data.mul_(OUTPUT_GAIN)
+    network.train()
+    network.semantic_model.requires_grad_(False).eval()
+    return network
+
+
+class Averages(nn.Module):
+    """Running averages behind the codebooks: points a code, (8, 1024), and their sums, (8, 1024, codebook_dim)."""
+
+    size: Tensor
+    total: Tensor
+
+    def __init__(self, codebook_size: int, codebook_dim: int) -> None:
+        super().__init__()
+        self.register_buffer("size", torch.zeros(NUM_CODEBOOKS, codebook_size))
+        self.register_buffer("total", torch.zeros(NUM_CODEBOOKS, codebook_size, codebook_dim))
+
+    def perplexity(self) -> float:
+        """How many codes of a book are in use, weighed by how much; the mean of all books."""
+        share = self.size / self.size.sum(1, keepdim=True)
+        return float(torch.special.entr(share).sum(1).exp().mean())
+
+    def begin(self, book: int, embed: Tensor, points: Tensor, generator: torch.Generator) -> None:
+        """Take points of the first batch of all, (n, codebook_dim), for centres."""
+        drawn = torch.randint(len(points), (len(embed),), generator=generator).to(points.device)
+        embed.copy_(points[drawn])
+        self.total[book], self.size[book] = embed, 1.0
+
+    def update(self, book: int, embed: Tensor, points: Tensor, codes: Tensor, generator: torch.Generator) -> None:
+        """Take in a batch's points (n, codebook_dim) and their codes (n,), and move the centres `embed` in place."""
+        size, total = self.size[book], self.total[book]
+        size.lerp_(torch.zeros_like(size).index_add_(0, codes, torch.ones_like(points[:, 0])), 1 - DECAY)
+        total.lerp_(torch.zeros_like(embed).index_add_(0, codes, points), 1 - DECAY)
+        drawn = torch.randint(len(points), (len(embed),), generator=generator).to(points.device)
+        dead = size < DEAD
+        total[:] = torch.where(dead[:, None], points[drawn], total)
+        size[:] = torch.where(dead, torch.ones_like(size), size)
+        embed.copy_(total / size[:, None])
+
+
+def quantise(
+    network: CodecNetwork,
+    averages: Averages,
+    hidden: Tensor,
+    num_books: Tensor,
+    generator: torch.Generator,
+    is_first: bool,
+) -> tuple[Tensor, Tensor]:
+    """`hidden` (batch, frames, size) through the first `num_books` (batch,) codebooks, and the commitment loss.
+
+    The centres learn from what they are given here, which is what all books before them leave over, also where later
+    ones are not heard; gradients pass a codebook as if it were not there.
+    """
+    result, left, loss = torch.zeros_like(hidden), hidden, hidden.new_zeros(())
+    for index, layer in enumerate(network.quantizer.layers()):
+        points = layer.project_in(left)
+        with torch.no_grad():
+            if is_first:
+                averages.begin(index, layer.codebook.embed, points.flatten(0, 1), generator)
+            codes = layer.codebook.nearest(points)
+            centres = F.embedding(codes, layer.codebook.embed)
+            averages.update(index, layer.codebook.embed, points.flatten(0, 1), codes.flatten(), generator)
+        loss = loss + F.mse_loss(points, centres)
+        change = layer.project_out(points + (centres - points).detach())
+        left = left - change
+        result = result + change * (index < num_books)[:, None, None]
+    return result, loss / NUM_CODEBOOKS
+
+
+class SpectralLoss(nn.Module):
+    """Distance of two waveforms (batch, samples): log-mel at six scales, and log magnitudes of the spectrum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for size, bands in zip(FFT_SIZES, MEL_BANDS, strict=True):
+            self.register_buffer(f"mel{size}", mel_filters(size, bands))
+            self.register_buffer(f"window{size}", torch.hann_window(size))
+
+    def forward(self, found: Tensor, wanted: Tensor) -> Tensor:
+        loss = found.new_zeros(())
+        for size in FFT_SIZES:
+            window, mel = self.get_buffer(f"window{size}"), self.get_buffer(f"mel{size}")
+            both = torch.stft(
+                torch.cat([found, wanted]), size, size // 4, window=window, return_complex=True, pad_mode="constant"
+            )
+            magnitude = (both.real.square() + both.imag.square() + 1e-12).sqrt() * (4 / size)
+            for values, weight in ((mel @ magnitude, 1.0), (magnitude, STFT_WEIGHT)):
+                ours, theirs = values.clamp_min(FLOOR).log().chunk(2)
+                loss = loss + weight * F.l1_loss(ours, theirs) / len(FFT_SIZES)
+        return loss
+
+
+def mel_filters(size: int, bands: int) -> Tensor:
+    """Triangles (bands, size / 2 + 1), evenly spaced on the mel scale, each of sum 1 (a narrow one: one bin)."""
+    top = 2595 * math.log10(1 + SAMPLE_RATE / 2 / 700)
+    edges = 700 * (10 ** (torch.linspace(0, top, bands + 2) / 2595) - 1)
+    bins = torch.linspace(0, SAMPLE_RATE / 2, size // 2 + 1)
+    filters = []
+    for low, high, end in zip(edges, edges[1:], edges[2:], strict=False):
+        rise, fall = (bins - low) / (high - low), (end - bins) / (end - high)
+        triangle = torch.minimum(rise, fall).clamp_min(0)
+        if triangle.sum() == 0:
+            triangle[(bins - high).abs().argmin()] = 1
+        filters.append(triangle / triangle.sum())
+    return torch.stack(filters)
+
+
+def to_semantic(waveform: Tensor, semantic_rate: int) -> Tensor:
+    """(batch, samples) at 24 kHz → at `semantic_rate`, as `omnivoice.audio.resample` does it."""
+    divisor = math.gcd(SAMPLE_RATE, semantic_rate)
+    old, new = SAMPLE_RATE // divisor, semantic_rate // divisor
+    width, offsets, taps = resampling_taps(old, new)
+    padded = F.pad(waveform, (width, width + old))[:, None]
+    num_frames = waveform.shape[1] // old
+    kernels = torch.from_numpy(taps).to(waveform)
+    phases = [
+        F.conv1d(padded[..., int(offset) :], kernels[phase][None, None], stride=old)[:, 0, :num_frames]
+        for phase, offset in enumerate(offsets)
+    ]
+    return torch.stack(phases, dim=-1).flatten(1)
+
+
+class Trainer:
+    """Network, averages and optimiser: what a restart needs."""
+
+    def __init__(self, folder: Path, recipe: CodecRecipe, device: torch.device) -> None:
+        self.recipe, self.device = recipe, device
+        self.network = new_network(folder).to(device)
+        self.averages = Averages(*self.network.quantizer.layers()[0].codebook.embed.shape).to(device)
+        self.loss = SpectralLoss().to(device)
+        learnt = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(learnt, lr=recipe.learning_rate, betas=(0.8, 0.99))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "network": self.network.state_dict(),
+            "averages": self.averages.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.network.load_state_dict(state["network"])
+        self.averages.load_state_dict(state["averages"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def step(self, index: int, samples: Tensor) -> Callable[[], dict[str, float]]:
+        """Learn from clips cut at random out of `samples` (int16, on the device); returns a reader of the losses."""
+        recipe, generator = self.recipe, torch.Generator().manual_seed(SEED + index)
+        length = recipe.frames * HOP_LENGTH
+        starts = torch.randint(len(samples) - length, (recipe.batch,), generator=generator)
+        clips = samples[starts.to(self.device)[:, None] + torch.arange(length, device=self.device)].float() / 2**15
+        books = torch.randint(1, NUM_CODEBOOKS + 1, (recipe.batch,), generator=generator)
+        books[recipe.batch // 2 :] = NUM_CODEBOOKS
+        rate = min(1.0, (index + 1) / min(WARM_UP_STEPS, recipe.steps / 5), 2 * (1 - index / recipe.steps))
+        self.optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
+
+        network = self.network
+        with torch.no_grad():
+            semantic = network.semantic_features(to_semantic(clips, network.semantic_sample_rate))
+        acoustic = network.acoustic_encoder(clips[:, None])
+        hidden = network.fc(torch.cat([acoustic, network.encoder_semantic(semantic.mT)], dim=1).mT)
+        hidden, commitment = quantise(network, self.averages, hidden, books.to(self.device), generator, index == 0)
+        heard = network.acoustic_decoder(network.fc2(hidden).mT)[:, 0]
+        spectral = self.loss(heard, clips)
+        loss = spectral + COMMITMENT_WEIGHT * commitment
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        self.optimizer.step()
+        return lambda: {
+            "loss": round(float(spectral.detach()), 5),
+            "commitment": round(float(commitment.detach()), 5),
+            "perplexity": round(self.averages.perplexity(), 1),
+        }
+
+
+def write_codec(folder: Path, network: CodecNetwork, averages: Averages) -> None:
+    """Write `folder/model.safetensors` in the real layout, in float16; what only training needs is there too."""
+    tensors = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
+    for index in range(NUM_CODEBOOKS):
+        prefix = f"quantizer.quantizers.{index}.codebook."
+        tensors[prefix + "inited"] = torch.ones(1)
+        tensors[prefix + "cluster_size"] = averages.size[index].cpu()
+        tensors[prefix + "embed_avg"] = averages.total[index].cpu()
+    for name, shape in tensor_shapes(network, read_codec_config(folder / "config.json")).items():
+        # The decoder of semantic features, which nothing uses.
+        tensors.setdefault(name, torch.zeros(shape))
+    save_file({name: tensor.half().contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+@torch.inference_mode()
+def encode(network: CodecNetwork, speech: Speech, device: torch.device) -> NDArray[np.int16]:
+    """Codes (frames of all, 8) of every utterance on its own, those of one length together."""
+    frames = speech.table[:, 2]
+    starts = np.concatenate([[0], np.cumsum(frames, dtype=np.int64)])
+    codes = np.empty((int(starts[-1]), NUM_CODEBOOKS), dtype=np.int16)
+    for length in np.unique(frames):
+        alike = np.flatnonzero(frames == length)
+        for chosen in np.array_split(alike, -(-len(alike) * length // ENCODE_FRAMES)):
+            rows = starts[chosen][:, None]
+            clips = speech.samples[rows * HOP_LENGTH + np.arange(length * HOP_LENGTH)]
+            waveform = torch.from_numpy(clips).to(device).float() / 2**15
+            found = network.encode(waveform, to_semantic(waveform, network.semantic_sample_rate))
+            codes[rows + np.arange(length)] = found.mT.cpu().numpy()
+    return codes
+
+
+def run(stage: Stage, recipe: Recipe, device: torch.device) -> bool:
+    """Train, write `audio_tokenizer/`, then encode all speech into `codes.npz`; True once all of it is done."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    folder, paths = stage.work / "audio_tokenizer", part_paths(stage.work, recipe)
+    write_configs(folder, recipe.codec)
+    trainer = Trainer(folder, recipe.codec, device)
+    first = 0
+    if state := stage.restore():
+        trainer.restore(state)
+        first = state["step"]
+    if first < recipe.codec.steps:
+        if not wait_for(paths[: recipe.codec.num_parts], stage):
+            return False
+        samples = torch.from_numpy(Speech.read(paths[: recipe.codec.num_parts]).samples).to(device)
+        if not stage.train(recipe.codec.steps, first, lambda index: trainer.step(index, samples), trainer.state):
+            return False
+        del samples
+    write_codec(folder, trainer.network, trainer.averages)
+    if not wait_for(paths, stage):
+        return False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with torch.backends.cudnn.flags(benchmark=False, allow_tf32=False):
+        speech = Speech.read(paths)
+        # With the rounded weights, as whoever loads the checkpoint has them.
+        codes = encode(load_network(folder, device, torch.float32), speech, device)
+    write_codes(stage.work / "codes.npz", codes, speech.table)
+    stage.log(utterances=len(speech.table), hours=round(len(codes) / 25 / 3600, 3))
+    return True

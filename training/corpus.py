@@ -1,0 +1,76 @@
+"""The speech on disk, and its codes: which utterance lies where, who says it, and what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.stage import Stage, replacing
+from training.text import Line, read_lines
+
+POLL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """`samples` int16, utterances end to end; `table` has (line, voice, frames, voiced frames) of each."""
+
+    samples: NDArray[np.int16]
+    table: NDArray[np.int32]
+
+    @classmethod
+    def read(cls, paths: Sequence[Path]) -> Speech:
+        parts = [np.load(path) for path in paths]
+        return cls(np.concatenate([part["samples"] for part in parts]), np.concatenate([p["table"] for p in parts]))
+
+
+def wait_for(paths: Sequence[Path], stage: Stage) -> bool:
+    """Wait until all parts exist (the speech may be in the making beside us); False where time runs out first."""
+    while not all(path.exists() for path in paths):
+        if stage.is_out_of_time:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Utterances as codes: `codes` int16 (frames of all, 8), utterance i from `starts[i]` to `starts[i + 1]`."""
+
+    codes: NDArray[np.int16]
+    starts: NDArray[np.int64]
+    table: NDArray[np.int32]
+    lines: list[Line]
+
+    @classmethod
+    def read(cls, work: Path) -> Corpus:
+        content = np.load(work / "codes.npz")
+        table = content["table"]
+        starts = np.concatenate([[0], np.cumsum(table[:, 2], dtype=np.int64)])
+        return cls(content["codes"], starts, table, read_lines(work / "text.jsonl"))
+
+    def line(self, utterance: int) -> Line:
+        return self.lines[int(self.table[utterance, 0])]
+
+    def voice(self, utterance: int) -> int:
+        return int(self.table[utterance, 1])
+
+    def of(self, utterance: int, is_last: bool = True) -> NDArray[np.int16]:
+        """Codes (frames, 8); without the silence at the end where another utterance follows."""
+        start = self.starts[utterance]
+        return self.codes[start : start + self.table[utterance, 2 if is_last else 3]]
+
+    def utterances(self, voice: int, held_out: bool = False) -> NDArray[np.int64]:
+        """Those of one voice, of the lines that are learnt from or of those that are not."""
+        kept = np.array([line.is_held_out == held_out for line in self.lines])
+        return np.flatnonzero((self.table[:, 1] == voice) & kept[self.table[:, 0]])
+
+
+def write_codes(path: Path, codes: NDArray[np.int16], table: NDArray[np.int32]) -> None:
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez(file, codes=codes, table=table)

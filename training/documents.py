@@ -1,0 +1,187 @@
+"""What the generator learns from: documents of one or more utterances, masked at random and packed end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from omnivoice.model.tokenizer import PromptTokenizer
+from omnivoice.packing import Packing
+from omnivoice.parameters import CODEBOOK_SIZE, NUM_CODEBOOKS
+from omnivoice.text import combine_text
+from training.corpus import Corpus
+from training.recipe import DEFAULT_VOICE, SEED, VOICES, GeneratorRecipe, Phase
+
+MASK = CODEBOOK_SIZE
+IGNORED = -100
+"""Label of a cell that is not asked for."""
+UNCONDITIONAL_SHARE = 0.12
+REFERENCE_SHARE = 0.25
+LANGUAGE_SHARE = 0.6
+INSTRUCT_SHARE = 0.6
+"""Of the documents without a reference in the default voice; the other voices always need telling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """`prompt` are text ids, `reference` and `target` codes (frames, 8); `masked` (frames, 8) is what is asked for."""
+
+    prompt: list[int]
+    reference: NDArray[np.int16]
+    target: NDArray[np.int16]
+    masked: NDArray[np.bool_]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.prompt) + len(self.reference) + len(self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """T packed rows: text ids (rows,) and audio codes (frames, 8), which `order` (T,) brings into their places.
+
+    `targets` (frames of the targets,) are the packed rows that `labels`, of as many rows and 8 columns, belong to.
+    `lengths` and `offsets` are of the sequences, as `Packing` wants them. Small integers until they are on the device.
+    """
+
+    text: Tensor
+    audio: Tensor
+    order: Tensor
+    targets: Tensor
+    labels: Tensor
+    positions: Tensor
+    offsets: Tensor
+    lengths: tuple[int, ...]
+
+    def to(self, device: torch.device) -> Batch:
+        moved = self._each(lambda tensor: tensor.to(device, non_blocking=True).long())
+        return replace(moved, offsets=moved.offsets.int())
+
+    def pin_memory(self) -> Batch:
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        changed: dict[str, Any] = {name: change(value) for name, value in values if isinstance(value, Tensor)}
+        return replace(self, **changed)
+
+    def packing(self) -> Packing:
+        return Packing(self.lengths, self.offsets, self.positions)
+
+
+class Documents(Dataset[Batch]):
+    """Batch `step` of a run, made from the seed and the step alone, so that any process may make it."""
+
+    def __init__(self, work: Path, recipe: GeneratorRecipe) -> None:
+        self._work, self._recipe = work, recipe
+
+    def __getitem__(self, step: int) -> Batch:
+        phase, rng = self.phase(step), np.random.default_rng((SEED, step))
+        documents, rows = [], 0
+        while rows < phase.tokens:
+            documents.append(self.document(phase, rng))
+            rows += documents[-1].num_rows
+        return pack(documents[:-1] or documents)
+
+    def __len__(self) -> int:
+        return sum(phase.steps for phase in self._recipe.phases)
+
+    def phase(self, step: int) -> Phase:
+        for phase in self._recipe.phases:
+            if step < phase.steps:
+                return phase
+            step -= phase.steps
+        raise IndexError(step)
+
+    def document(self, phase: Phase, rng: np.random.Generator) -> Document:
+        """Draw a voice, what it says, what it is told beforehand, and how much of it is masked."""
+        voice = int(rng.integers(len(VOICES)))
+        text, target = self._utterances(voice, phase, rng)
+        masked = rng.random(target.shape) < rng.random()
+        masked[rng.integers(len(masked)), rng.integers(NUM_CODEBOOKS)] = True
+        if rng.random() < UNCONDITIONAL_SHARE:
+            return Document([], target[:0], target, masked)
+        language = "en" if rng.random() < LANGUAGE_SHARE else None
+        if rng.random() < REFERENCE_SHARE:
+            ref_text, reference = self._utterances(voice, phase, rng)
+            ids = self._tokenizer.prompt(combine_text(text, ref_text), language, None, denoise=True)
+            return Document(ids, reference, target, masked)
+        instruct = self._instruct(voice, rng)
+        ids = self._tokenizer.prompt(combine_text(text), language, instruct, denoise=False)
+        return Document(ids, target[:0], target, masked)
+
+    def _utterances(self, voice: int, phase: Phase, rng: np.random.Generator) -> tuple[str, NDArray[np.int16]]:
+        """Up to `max_utterances` of one voice, as a speaker would join them: text, codes (frames, 8)."""
+        number = int(rng.integers(1, phase.max_utterances + 1))
+        chosen = [int(utterance) for utterance in rng.choice(self._by_voice[voice], number)]
+        frames = np.cumsum(self._corpus.table[chosen, 2])
+        chosen = chosen[: max(1, int((frames <= phase.max_frames).sum()))]
+        codes = [self._corpus.of(one, is_last=index == len(chosen) - 1) for index, one in enumerate(chosen)]
+        return " ".join(self._corpus.line(one).written for one in chosen), np.concatenate(codes)
+
+    def _instruct(self, voice: int, rng: np.random.Generator) -> str | None:
+        """Some of the voice's items in any order; those that fit several voices alone as well, and often none."""
+        name, items = list(VOICES)[voice], list(VOICES.values())[voice]
+        if name == DEFAULT_VOICE and rng.random() >= INSTRUCT_SHARE:
+            return None
+        number = 1 if rng.random() < 0.4 else len(items)
+        return ", ".join(rng.permutation(items)[:number])
+
+    @cached_property
+    def _corpus(self) -> Corpus:
+        return Corpus.read(self._work)
+
+    @cached_property
+    def _by_voice(self) -> list[NDArray[np.int64]]:
+        return [self._corpus.utterances(voice) for voice in range(len(VOICES))]
+
+    @cached_property
+    def _tokenizer(self) -> PromptTokenizer:
+        return PromptTokenizer.from_folder(self._work, self._recipe.text_vocab)
+
+
+def pack(documents: list[Document]) -> Batch:
+    """Lay documents end to end; positions start at 0 in each."""
+    text = [index for document in documents for index in document.prompt]
+    audio, labels, order, targets = [], [], [], []
+    num_text, num_audio, row = 0, len(text), 0
+    for document in documents:
+        prompt, frames = len(document.prompt), len(document.reference) + len(document.target)
+        audio += [document.reference, np.where(document.masked, MASK, document.target)]
+        labels.append(np.where(document.masked, document.target, IGNORED))
+        order += [np.arange(num_text, num_text + prompt), np.arange(num_audio, num_audio + frames)]
+        num_text, num_audio, row = num_text + prompt, num_audio + frames, row + prompt + frames
+        targets.append(np.arange(row - len(document.target), row))
+    lengths = tuple(document.num_rows for document in documents)
+    return Batch(
+        text=torch.tensor(text, dtype=torch.int32),
+        audio=torch.from_numpy(np.concatenate(audio).astype(np.int16)),
+        order=torch.from_numpy(np.concatenate(order).astype(np.int32)),
+        targets=torch.from_numpy(np.concatenate(targets).astype(np.int32)),
+        labels=torch.from_numpy(np.concatenate(labels).astype(np.int16)),
+        positions=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]).astype(np.int32)),
+        offsets=torch.tensor([0, *lengths, 0]).cumsum(0).int(),
+        lengths=lengths,
+    )
+
+
+def batches(documents: Documents, first: int, processes: int, pin: bool) -> DataLoader[Batch]:
+    """The batches from step `first` on, made ahead by other processes (0: here, when asked for)."""
+    return DataLoader(
+        documents,
+        batch_size=None,
+        sampler=range(first, len(documents)),
+        num_workers=processes,
+        pin_memory=pin,
+        prefetch_factor=4 if processes else None,
+        multiprocessing_context="spawn" if processes else None,
+    )

@@ -1,0 +1,110 @@
+"""What a training run is made of: sizes, steps and rates. `FULL` is for one GPU, `TINY` for a test of seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SEED = 20261130
+"""Of everything: a step draws its numbers from the seed and its own index, so that a restart changes nothing."""
+
+VOICES: dict[str, tuple[str, ...]] = {
+    "slt": ("female", "american accent"),
+    "rms": ("male", "american accent"),
+    "awb": ("male", "british accent"),
+}
+"""The voices, by their name in flite, with the `instruct` items that fit (`awb` is Scottish)."""
+DEFAULT_VOICE = "slt"
+"""What is heard where a request has neither a reference voice nor an instruct."""
+CODEBOOK_WEIGHTS = (8, 8, 6, 6, 4, 4, 2, 2)
+"""What an error in each codebook counts in the model's objective."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecRecipe:
+    """`frames` is the length of a clip; the first `num_parts` parts of the speech are what it learns from."""
+
+    encoder_hidden: int
+    decoder_hidden: int
+    hidden: int
+    codebook_dim: int
+    steps: int
+    batch: int
+    num_parts: int
+    frames: int = 32
+    learning_rate: float = 8e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """`steps` batches of `tokens` packed rows; a document has up to `max_utterances` and `max_frames` to speak."""
+
+    steps: int
+    tokens: int
+    max_utterances: int
+    max_frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorRecipe:
+    """The learning rates are constant through all phases but the last, in which they fall to zero."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    phases: tuple[Phase, ...]
+    matrix_rate: float = 0.02
+    table_rate: float = 3e-3
+    other_rate: float = 2e-3
+    text_vocab: int = 272
+    rope_theta: float = 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`num_lines` are spoken, each by `voices_per_line` of the voices; `part_lines` of them make a part."""
+
+    num_lines: int
+    voices_per_line: int
+    part_lines: int
+    codec: CodecRecipe
+    generator: GeneratorRecipe
+
+
+FULL = Recipe(
+    num_lines=50_000,
+    voices_per_line=2,
+    part_lines=500,
+    codec=CodecRecipe(
+        encoder_hidden=8, decoder_hidden=256, hidden=64, codebook_dim=12, steps=5_000, batch=64, num_parts=20
+    ),
+    generator=GeneratorRecipe(
+        hidden=192,
+        layers=7,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        ffn=384,
+        phases=(Phase(11_000, 32_768, 1, 500), Phase(9_000, 49_152, 7, 750)),
+    ),
+)
+TINY = Recipe(
+    num_lines=30,
+    voices_per_line=2,
+    part_lines=10,
+    codec=CodecRecipe(
+        encoder_hidden=2, decoder_hidden=32, hidden=16, codebook_dim=4, steps=24, batch=2, num_parts=2, frames=8
+    ),
+    generator=GeneratorRecipe(
+        hidden=32,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=16,
+        ffn=64,
+        phases=(Phase(12, 1_024, 1, 150), Phase(8, 1_536, 3, 300)),
+    ),
+)
+RECIPES = {"full": FULL, "tiny": TINY}
