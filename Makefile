@@ -30,7 +30,8 @@ status: $(LOCAL) ## what of it runs, and where
 	@$(BIN)/python -m infra.local status
 
 test: lint ## every check and every test that needs no GPU
-	$(BIN)/python -m pytest -m "not gpu and not soak"
+	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile -m "not gpu and not soak"
+	$(BIN)/python -m pytest tests --ignore tests/unit -m "not gpu and not soak"
 
 lint: $(DEV) types ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .

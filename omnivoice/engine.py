@@ -27,7 +27,7 @@ from omnivoice.planning import ChunkPlan, plan
 from omnivoice.request import Codes, SynthesisRequest, SynthesisResult, Timings, VoicePrompt, Waveform
 from omnivoice.scheduler import Scheduler
 from omnivoice.text import combine_text
-from omnivoice.voice import VoiceCache, encode_voice
+from omnivoice.voice import VoiceCache, check_samples, encode_voice
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,7 @@ class Engine:
 
         Raises `InvalidRequest` for a clip or transcript that cannot serve as a voice.
         """
+        check_samples(waveform)
         key = VoiceCache.key(waveform, sample_rate, ref_text, preprocess)
         return self._voices.get(key, lambda: encode_voice(self.codec, waveform, sample_rate, ref_text, preprocess))
 

@@ -123,6 +123,8 @@ def _cleaned(field: str, text: str) -> tuple[str, tuple[str, ...]]:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidRequest(field, "holds half of a surrogate pair, which no encoding can spell") from None
+    if "\0" in text:
+        raise InvalidRequest(field, "must not hold NUL characters (U+0000)")
     return clean_text(text)
 
 

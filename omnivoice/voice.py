@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnivoice.audio.postprocess import remove_silence
+from omnivoice.audio.reading import CODEC_DELAY_SECONDS
+from omnivoice.audio.reference import MAX_SECONDS
 from omnivoice.audio.resample import resample
 from omnivoice.errors import InvalidRequest
 from omnivoice.parameters import HOP_LENGTH, REFERENCE_RMS, SAMPLE_RATE
@@ -39,11 +41,15 @@ def encode_voice(
     """Encode a clip, float32 (samples,) or (channels, samples) at `sample_rate` Hz, whose transcript is `ref_text`.
 
     `preprocess` shortens pauses, trims the edges and gives the transcript its missing end punctuation. Raises
-    `InvalidRequest` for `ref_text` without text and for `ref_audio` that is silent, shorter than a frame or not finite.
+    `InvalidRequest` for `ref_text` without text and for `ref_audio` that is silent, shorter than a frame, longer than
+    30 s, not finite or no array of floats.
     """
-    if not ref_text.strip():
+    if not isinstance(ref_text, str) or not ref_text.strip():
         raise InvalidRequest("ref_text", "the transcript of the reference audio is required")
-    clip = resample(_mono(waveform), sample_rate, SAMPLE_RATE)
+    mono = _mono(waveform)
+    if len(mono) > (MAX_SECONDS + CODEC_DELAY_SECONDS) * sample_rate:
+        raise InvalidRequest("ref_audio", f"must last at most {MAX_SECONDS:g} s, not {len(mono) / sample_rate:.1f}")
+    clip = resample(mono, sample_rate, SAMPLE_RATE)
     rms = _rms(clip)
     if rms < REFERENCE_RMS:
         clip = clip * np.float32(REFERENCE_RMS / rms)
@@ -112,7 +118,15 @@ class VoiceCache:
                 del self._voices[key]
 
 
+def check_samples(waveform: object) -> None:
+    """Raise `InvalidRequest` for anything but an array of floats: a file's integers would be far too loud."""
+    if not isinstance(waveform, np.ndarray) or not np.issubdtype(waveform.dtype, np.floating):
+        found = waveform.dtype if isinstance(waveform, np.ndarray) else type(waveform).__name__
+        raise InvalidRequest("ref_audio", f"must be a NumPy array of floats within ±1, not {found}")
+
+
 def _mono(waveform: NDArray[np.float32]) -> Waveform:
+    check_samples(waveform)
     if waveform.ndim not in (1, 2):
         raise InvalidRequest("ref_audio", f"must have shape (samples,) or (channels, samples), not {waveform.shape}")
     if waveform.size == 0:

@@ -69,10 +69,20 @@ class JobRunner:
     def _claim_and_work(self, job_id: str) -> None:
         claim = self._ledger.claim(job_id, self._worker_name)
         if isinstance(claim, Refusal):
-            logger.info("nothing to do: %s", claim.reason.value, extra={"job": job_id})
+            self._tell(claim)
             return
         with bound(**claim.log_fields), self._leases.hold(claim) as lease:
             self._attempt(lease)
+
+    def _tell(self, refusal: Refusal) -> None:
+        """Log why there is nothing to do; where that has ended the job, with all that its other lines name."""
+        fields: dict[str, object] = {"job": refusal.id}
+        if not refusal.has_ended_job:
+            logger.info("nothing to do: %s", refusal.reason.value, extra=fields)
+            return
+        if record := self._ledger.get(refusal.id):
+            fields |= {"attempt": record.attempts, "trace_id": record.trace_id}
+        logger.warning("ended without work: %s", refusal.reason.value, extra=fields)
 
     def _attempt(self, lease: Lease) -> None:
         try:

@@ -44,7 +44,7 @@ def test_the_request_is_given_back_without_what_was_not_asked_for(client: FlaskC
     job_id = submit(client, text="Hello there.", num_step=8)
     request = client.get(f"/v1/jobs/{job_id}").get_json()["request"]
     expected = {"text": "Hello there.", "num_step": 8, "format": "wav", "sample_rate": 24000, "queue": "interactive"}
-    assert request == expected | {"metadata": {}}
+    assert request == expected | {"metadata": {}, "normalize_text": False}
 
 
 def test_failed_job_says_why(client: FlaskClient, settings: Settings) -> None:
@@ -121,6 +121,7 @@ def test_cancel_a_running_job(client: FlaskClient, settings: Settings) -> None:
     answer = client.delete(f"/v1/jobs/{job_id}")
     assert answer.status_code == 202
     assert answer.get_json()["status"] == "running"
+    assert client.get(f"/v1/jobs/{job_id}").get_json()["cancel_requested"] is True
     assert ledger.heartbeat([claim])[job_id] == "cancelled"
 
 

@@ -97,6 +97,20 @@ def test_unknown_and_ended_ids_disturb_nothing(desk: Desk, environment: dict[str
     assert desk.record(done) == before
 
 
+def test_a_job_that_ends_without_work_is_told_as_one(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
+    """It was lost with its worker as often as may be: a warning, with what its other lines name."""
+    poison = desk.submit("I end every worker.", announce=False)
+    desk.redis.hset(f"{desk.settings.redis_prefix}:job:{poison}", "attempts", desk.settings.max_attempts)
+    with run_worker(environment, tmp_path / "worker.log") as worker:
+        assert publish(desk.celery, poison, Queue.INTERACTIVE)
+        [record] = desk.wait_ended([poison])
+        wait_until(lambda: worker.has_logged("ended without work: poison"), what="the line about it")
+        [line] = [line for line in worker.lines() if line["event"] == "ended without work: poison"]
+    assert record.error is not None
+    assert record.error.type == "poison"
+    assert (line["level"], line["job"], line["attempt"]) == ("warning", poison, desk.settings.max_attempts)
+
+
 def test_job_of_a_later_release_is_left_to_its_workers(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
     with run_worker(environment, tmp_path / "worker.log") as worker:
         later = desk.submit("I am of tomorrow.", announce=False)

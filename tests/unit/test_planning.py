@@ -114,6 +114,11 @@ def test_short_chunks_do_not_slip_past_the_limit() -> None:
     assert refused(SynthesisRequest("word " * 9_000, params=params)) == "text"
 
 
+def test_nul_is_refused() -> None:
+    assert refused(SynthesisRequest("One.\0Two.")) == "text"
+    assert refused(SynthesisRequest("Hello."), Reference("a\0b", 60)) == "ref_text"
+
+
 @pytest.mark.parametrize("text", ["half \ud83d of a pair", "\udc00"])
 def test_half_a_surrogate_pair_is_refused(text: str) -> None:
     assert refused(SynthesisRequest(text)) == "text"

@@ -112,7 +112,7 @@ def test_text_is_left_alone_without_preprocessing(codec: Codec, clip: np.ndarray
     assert encode_voice(codec, clip, 24_000, "A line").ref_text == "A line."
 
 
-@pytest.mark.parametrize("text", ["", "   ", "\n"])
+@pytest.mark.parametrize("text", ["", "   ", "\n", None])
 def test_a_missing_transcript_is_refused(codec: Codec, clip: np.ndarray, text: str) -> None:
     with pytest.raises(InvalidRequest, match="transcript") as refused:
         encode_voice(codec, clip, 24_000, text)
@@ -130,6 +130,9 @@ def test_a_missing_transcript_is_refused(codec: Codec, clip: np.ndarray, text: s
         (np.full(24_000, np.nan, np.float32), "finite"),
         (np.full(24_000, np.inf, np.float32), "finite"),
         (np.full((1, 1, 24_000), 0.1, np.float32), "shape"),
+        (np.full(24_000, 3_000, np.int16), "floats within ±1, not int16"),
+        ([0.1] * 24_000, "NumPy array of floats within ±1, not list"),
+        (np.full(31 * 24_000, 0.1, np.float32), "at most 30 s, not 31.0"),
     ],
 )
 def test_audio_without_a_voice_is_refused(codec: Codec, waveform: np.ndarray, message: str, preprocess: bool) -> None:

@@ -222,6 +222,7 @@ class Job(BaseModel):
     started_at: datetime | None = None
     finished_at: datetime | None = None
     attempts: int
+    cancel_requested: bool = Field(False, description="It runs, and will end as cancelled")
     request: JobRequest
     warnings: tuple[str, ...] = ()
     error: JobError | None = None

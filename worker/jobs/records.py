@@ -130,6 +130,7 @@ class JobRecord:
             finished_at=_utc(self.finished_at) if self.finished_at is not None else None,
             attempts=self.attempts,
             request=self.request,
+            cancel_requested=self.cancel_requested and not self.status.is_final,
             warnings=self.warnings,
             error=self.error,
             result=self.result.model_copy(update={"audio_url": audio_url}) if self.result else None,
@@ -185,6 +186,10 @@ class Refusal:
 
     id: str
     reason: RefusalReason
+
+    @property
+    def has_ended_job(self) -> bool:
+        return self.reason in (RefusalReason.EXPIRED, RefusalReason.POISON, RefusalReason.UNREADABLE)
 
 
 class CancelOutcome(StrEnum):
