@@ -16,6 +16,7 @@ from infra.local.credentials import ensure_identities
 from infra.local.environment import Wanted
 from infra.local.errors import LocalError
 from infra.local.interruption import interruptible
+from infra.local.logs import Log
 from infra.local.services import SEAWEEDFS_PORTS, Service
 from infra.local.state import Record, State
 from worker.jobs.errors import SettingsError
@@ -39,6 +40,7 @@ class Stack:
         self._environ = environ
         self._say = say
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs: dict[str, Log] = {}
 
     def up(self) -> str:
         """Start what does not run yet or runs with other settings; the API's address.
@@ -92,7 +94,7 @@ class Stack:
             backends.append(services.seaweedfs(bare, settings, folder, identities, chosen))
         fronts = [
             services.api(environment, settings),
-            services.worker(environment, settings, self._state.log("worker")),
+            services.worker(environment, settings, self._log("worker")),
         ]
         self._check_api_port(settings)
         return backends, fronts
@@ -139,7 +141,9 @@ class Stack:
         if record is not None and record.is_running:
             self._say(f"{service.name}: runs already at {record.address}")
             return False
-        child = processes.launch(service.command, service.environment, self._state.log(service.name))
+        log = self._log(service.name)
+        log.begin_here()
+        child = processes.launch(service.command, service.environment, log.path)
         self._children[service.name] = child
         self._state.records[service.name] = Record(
             service.name,
@@ -173,14 +177,16 @@ class Stack:
         return f"{service.name} {what}: {self._last_line(service)} (log: {self._state.log(service.name)})"
 
     def _last_line(self, service: Service) -> str:
-        """The end of its log; of a line that is a JSON object, the event. A progress bar's last state counts."""
-        text = self._state.log(service.name).read_text(encoding="utf-8", errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        """The end of this start's log; of a JSON object, the event. A progress bar's last state counts."""
+        lines = [line.strip() for line in self._log(service.name).text().splitlines() if line.strip()]
         if not lines:
             return "nothing in its log"
         with contextlib.suppress(ValueError, KeyError, TypeError):
             return str(json.loads(lines[-1])["event"])
         return lines[-1]
+
+    def _log(self, name: str) -> Log:
+        return self._logs.setdefault(name, Log(self._state.log(name)))
 
     def _stop(self, record: Record) -> None:
         self._say(f"{record.name}: stopping")

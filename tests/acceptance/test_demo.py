@@ -64,6 +64,9 @@ class LocalStack:
         services = json.loads((self.folder / "stack" / "state.json").read_text())["services"]
         return next(str(entry["address"]) for entry in services if entry["name"] == service)
 
+    def log(self, service: str) -> str:
+        return (self.folder / "stack" / "logs" / f"{service}.log").read_text(errors="replace")
+
     def own_processes(self) -> list[int]:
         """Every process of this machine whose arguments, environment or working directory name our state folder.
 
@@ -157,10 +160,13 @@ def test_jobs_survive_a_kill_of_redis(stack: LocalStack) -> None:
         os.kill(redis.pid, signal.SIGKILL)  # while most of them wait
         assert [answer.status_code for answer in answers] == [202] * 40
         wait_until(lambda: not redis.is_running, 10.0, "the end of Redis")
+        last_words = stack.log("redis")
 
         again = stack.run("up", **variables)
         assert again.returncode == 0, again.stderr + again.stdout
         assert stack.processes("stack")["redis"] != redis
+        assert stack.log("redis").startswith(last_words), "the log of a dead process is what tells why it died"
+        assert len(stack.log("redis")) > len(last_words)
 
         def ended() -> bool:
             jobs = [client.get(answer.headers["Location"]).json() for answer in answers]
@@ -193,9 +199,14 @@ def test_no_redis_anywhere_is_one_line(stack: LocalStack, tmp_path: Path) -> Non
 def test_a_service_that_dies_at_its_start_is_told_with_the_end_of_its_log(stack: LocalStack, tmp_path: Path) -> None:
     empty = tmp_path / "no-checkpoint"
     empty.mkdir()
+    # A predecessor's end is no news of this start, nor is that it was ready.
+    log = stack.folder / "stack" / "logs" / "worker.log"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"event": "ready as an earlier worker"}\n')
     result = stack.run("up", OMNIVOICE_MODEL=str(empty), OMNIVOICE_DEVICE="cpu")
     line = assert_refused(result, "worker ended at its start with status 2")
     assert str(empty) in line
+    assert stack.log("worker").startswith('{"event": "ready as an earlier worker"}\n')
     assert stack.own_processes() == []
 
 
