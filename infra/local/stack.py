@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from infra.local import checks, ports, processes, services
 from infra.local import environment as environments
-from infra.local import ports, processes, services
 from infra.local.credentials import ensure_identities
 from infra.local.environment import Wanted
 from infra.local.errors import LocalError
@@ -69,7 +69,10 @@ class Stack:
         return len(running)
 
     def _plan(self) -> tuple[list[Service], list[Service]]:
-        """What has to run: first the servers, then what needs them. Raises `LocalError` for a bad setting."""
+        """What has to run: first the servers, then what needs them.
+
+        Raises `LocalError` for settings that cannot work, as far as that can be told before anything is stopped.
+        """
         wanted = Wanted.of(self._environ)
         folder = self._state.folder
         chosen = self._choose_ports(wanted)
@@ -97,13 +100,15 @@ class Stack:
             services.worker(environment, settings, self._log("worker")),
         ]
         self._check_api_port(settings)
+        with interruptible():
+            checks.check(settings, wanted)
         return backends, fronts
 
     def _choose_ports(self, wanted: Wanted) -> dict[str, int]:
         """The ports of the last time as long as nobody else took them: clients remember addresses."""
         kept = PREFERRED_PORTS | self._state.ports
-        if self._state.is_running("api"):  # perhaps on a port that was asked for by its number
-            kept["api"] = int(self._state.records["api"].address.rpartition(":")[2])
+        if (running := self._running_api_port()) is not None:  # perhaps asked for by its number
+            kept["api"] = running
         chosen: dict[str, int] = {}
         groups = {"redis": ["redis"], "s3": list(SEAWEEDFS_PORTS)}
         if wanted.api_port == 0:
@@ -115,9 +120,15 @@ class Stack:
         self._state.save()
         return chosen
 
+    def _running_api_port(self) -> int | None:
+        record = self._state.records.get("api")
+        return int(record.address.rpartition(":")[2]) if record is not None and record.is_running else None
+
     def _check_api_port(self, settings: Settings) -> None:
-        """Before anything starts: the API itself would say so only after the servers had been brought up for it."""
-        if not self._state.is_running("api") and not ports.is_free(settings.api_port, settings.api_host):
+        """The API itself would say so only after its predecessor had been stopped or servers brought up for it."""
+        # The port of our own API is there for its successor: then only the address is in question.
+        port = 0 if settings.api_port == self._running_api_port() else settings.api_port
+        if not ports.is_free(port, settings.api_host):
             where = f"{settings.api_host}:{settings.api_port}"
             raise LocalError(f"{where} is taken by another program; choose a port with OMNIVOICE_API_PORT")
 

@@ -136,6 +136,8 @@ def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalSt
         now = stack.processes("stack")
         assert {name for name in now if now[name] != running[name]} == {"api", "worker"}
 
+        assert_what_cannot_work_is_refused_and_the_stack_left_alone(stack)
+
         down = stack.run("down")
         assert down.returncode == 0, down.stderr
         assert not any(process.is_running for process in (running | now).values())
@@ -285,6 +287,31 @@ def test_an_interrupt_in_an_executed_text_keeps_the_exit_status(tmp_path: Path) 
         check=False,
     )
     assert result.returncode == 130, result.stderr
+
+
+def assert_what_cannot_work_is_refused_and_the_stack_left_alone(stack: LocalStack) -> None:
+    running = stack.processes("stack")
+    tones = {"OMNIVOICE_SYNTHESIZER": "tone"}
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        nobody = f"127.0.0.1:{free_ports(1)[0]}"
+        no_store = {"OMNIVOICE_S3_ENDPOINT": f"http://{nobody}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        attempts = [
+            (tones | {"OMNIVOICE_API_PORT": str(port)}, f"127.0.0.1:{port} is taken"),
+            (tones | {"OMNIVOICE_API_HOST": "0.0.0.0"}, "OMNIVOICE_API_KEYS_FILE"),
+            (tones | {"OMNIVOICE_API_HOST": "192.0.2.1", "OMNIVOICE_INSECURE": "1"}, "192.0.2.1: not an address of"),
+            (tones | {"OMNIVOICE_REDIS_URL": f"redis://{nobody}/0"}, f"Redis at redis://{nobody}/0 cannot be used"),
+            (tones | no_store, nobody),
+            ({"OMNIVOICE_MODEL": "/nonexistent"}, "OMNIVOICE_MODEL: /nonexistent: no such folder"),
+        ]
+        for variables, reason in attempts:
+            assert_refused(stack.run("up", **variables), reason)
+    assert stack.processes("stack") == running
+    assert all(process.is_running for process in running.values())
+    address = stack.address("api")
+    assert httpx.get(f"{address}/readyz", trust_env=False).status_code == 200
 
 
 def assert_refused(result: subprocess.CompletedProcess[str], reason: str) -> str:
