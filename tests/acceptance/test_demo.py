@@ -276,17 +276,41 @@ def test_an_interrupt_in_an_executed_text_keeps_the_exit_status(tmp_path: Path) 
         "except Interrupted:\n"
         "    sys.exit(INTERRUPTED_STATUS)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-    result = subprocess.run(
-        [sys.executable, "-m", "interrupted"],
-        cwd=tmp_path,
-        env=environment,
+    result = run_module(tmp_path, "interrupted")
+    assert result.returncode == 130, result.stderr
+
+
+def test_an_interrupt_that_another_thread_takes_waits_too(tmp_path: Path) -> None:
+    """Libraries start threads at their import, before signals are held back; those take the process's signals."""
+    (tmp_path / "threaded.py").write_text(
+        "import os, signal, sys, threading, time\n"
+        "from infra.local.interruption import Interrupted, hold_back_signals, interruptible\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "hold_back_signals()\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "while signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:\n"  # until the handler has run
+        "    time.sleep(0.01)\n"
+        "print('held back', flush=True)\n"
+        "try:\n"
+        "    with interruptible():\n"
+        "        print('went on')\n"
+        "except Interrupted:\n"
+        "    sys.exit(130)\n"
+    )
+    result = run_module(tmp_path, "threaded")
+    assert (result.returncode, result.stdout) == (130, "held back\n"), result.stderr
+
+
+def run_module(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", name],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
         timeout=60.0,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert result.returncode == 130, result.stderr
 
 
 def assert_what_cannot_work_is_refused_and_the_stack_left_alone(stack: LocalStack) -> None:
