@@ -136,8 +136,11 @@ class Stack:
         """Stop what runs with other settings than are wanted now."""
         for service in wanted:
             record = self._state.records.get(service.name)
-            if record is not None and record.is_running and record.settings != _digest(service):
-                self._say(f"{service.name}: is restarted, its settings have changed")
+            if record is None or not record.is_running:
+                continue
+            now = _digests(service)
+            if changed := sorted(name for name in now | record.settings if now.get(name) != record.settings.get(name)):
+                self._say(f"{service.name}: is restarted, its settings have changed: {', '.join(changed)}")
                 self._stop(record)
 
     def _start(self, wanted: list[Service]) -> None:
@@ -161,7 +164,7 @@ class Stack:
             processes.identify(child.pid),
             service.address,
             service.note,
-            _digest(service),
+            _digests(service),
             service.stop_seconds,
             service.leftovers,
         )
@@ -222,6 +225,10 @@ class Stack:
                 child.wait()
 
 
-def _digest(service: Service) -> str:
-    settings = {key: value for key, value in service.environment.items() if key.startswith(SETTINGS_PREFIXES)}
-    return hashlib.sha256(json.dumps([service.command, settings], sort_keys=True).encode()).hexdigest()
+def _digests(service: Service) -> dict[str, str]:
+    """SHA-256 of the command and of each setting's value, by name."""
+    values: dict[str, object] = {
+        name: value for name, value in service.environment.items() if name.startswith(SETTINGS_PREFIXES)
+    }
+    values["command line"] = service.command
+    return {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in values.items()}

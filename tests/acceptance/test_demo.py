@@ -133,6 +133,9 @@ def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalSt
 
         changed = stack.run("up", OMNIVOICE_SYNTHESIZER="tone", OMNIVOICE_MAX_WAIT_MS="10")
         assert changed.returncode == 0, changed.stderr
+        for name in ("api", "worker"):
+            line = f"{name}: is restarted, its settings have changed: OMNIVOICE_MAX_WAIT_MS"
+            assert line in changed.stdout.splitlines()
         now = stack.processes("stack")
         assert {name for name in now if now[name] != running[name]} == {"api", "worker"}
 
