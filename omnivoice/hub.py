@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from omnivoice.errors import CheckpointError
+from omnivoice.location import local_folder
 
 log = logging.getLogger(__name__)
 
@@ -30,19 +31,13 @@ def checkpoint_folder(path_or_hub_id: str | Path) -> Path:
 
     A local folder never needs the network. Raises `CheckpointError` where there is neither.
     """
-    folder = Path(path_or_hub_id)
-    if folder.is_dir():
-        return folder
-    name = str(path_or_hub_id)
-    if not _is_hub_id(name):
-        raise CheckpointError(f"{name}: no such folder, and not a Hub id (owner/name)")
-    return _download(name)
+    return local_folder(path_or_hub_id) or _download(str(path_or_hub_id))
 
 
 def cached_folder(path_or_hub_id: str | Path) -> Path | None:
     """What `checkpoint_folder` returns, but without the network: None where it would have to download."""
-    if Path(path_or_hub_id).is_dir() or not _is_hub_id(str(path_or_hub_id)):
-        return checkpoint_folder(path_or_hub_id)
+    if (folder := local_folder(path_or_hub_id)) is not None:
+        return folder
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - heavy
     from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
 
@@ -50,10 +45,6 @@ def cached_folder(path_or_hub_id: str | Path) -> Path | None:
         return Path(snapshot_download(str(path_or_hub_id), allow_patterns=_PATTERNS, local_files_only=True))
     except (LocalEntryNotFoundError, ValueError):
         return None
-
-
-def _is_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
 
 
 def _download(repository: str) -> Path:

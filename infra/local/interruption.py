@@ -9,9 +9,22 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(slots=True)
+class _Gate:
+    """A thread that a library started at its import takes the signals that this thread holds back, and the handler runs
+    then all the same: so the mask alone does not make them wait."""
+
+    is_open: bool = False
+    was_told: bool = False
+
+
+_gate = _Gate()
 
 
 class Interrupted(BaseException):
@@ -33,15 +46,24 @@ def hold_back_signals() -> None:
 def interruptible() -> Iterator[None]:
     """Raises `Interrupted` in the block when a stop signal comes or has come before. Not to be nested."""
     # What is started in the block inherits the mask as it is there: services must not have the signals blocked.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    _gate.is_open = True
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        if _gate.was_told:
+            raise Interrupted
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        _gate.is_open = False
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise, once: a second Ctrl-C (and `make` sends one of its own) must not cut short what the first one led to."""
+    """Raise once, where that is allowed.
+
+    A second Ctrl-C (and `make` sends one of its own) must not cut short what the first one led to.
+    """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    raise Interrupted
+    _gate.was_told = True
+    if _gate.is_open:
+        raise Interrupted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,10 @@ MAX_TRIES = 200
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could listen there now. Raises `LocalError` where `host` is not an address of this machine."""
+    """Whether a server could listen there now (port 0: on any port).
+
+    Raises `LocalError` where `host` is not an address of this machine.
+    """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         probe = socket.socket(family, kind)
@@ -26,7 +30,9 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise LocalError(f"{host}: not an address of this machine") from None
             return False
     return True
 

@@ -12,6 +12,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from infra.local.credentials import read_identities
+from infra.local.logs import Log
 from worker.jobs.settings import Settings
 
 TIMEOUT_SECONDS = 5.0
@@ -67,7 +68,6 @@ def api_is_ready(address: str) -> bool:
         return False
 
 
-def worker_is_ready(log: Path) -> bool:
+def worker_is_ready(log: Log) -> bool:
     """The worker has no port: it says in its log, a JSON object a line, when the model is loaded and it consumes."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return any(WORKER_READY in line for line in lines)
+    return WORKER_READY in log.text()

@@ -34,11 +34,12 @@ class ProcessId:
 
 
 def launch(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start `command` in a session of its own, so that a Ctrl-C in the terminal reaches us alone; output to `log`.
+    """Start `command` in a session of its own, so that a Ctrl-C in the terminal reaches us alone; output is
+    appended to `log`, where the reason for an earlier process's end may still be looked for.
 
     Raises `LocalError` when the program cannot be started.
     """
-    with log.open("wb") as output:
+    with log.open("ab") as output:
         try:
             return subprocess.Popen(
                 command,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from infra.local import probes
 from infra.local.errors import LocalError
+from infra.local.logs import Log
 from worker.jobs.settings import Settings
 
 CHECKOUT = Path(__file__).parents[2]
@@ -138,7 +139,7 @@ def api(environment: Mapping[str, str], settings: Settings) -> Service:
     )
 
 
-def worker(environment: Mapping[str, str], settings: Settings, log: Path) -> Service:
+def worker(environment: Mapping[str, str], settings: Settings, log: Log) -> Service:
     """One worker. A model that is not a folder is downloaded before it is ready, which may take long."""
     is_local = settings.synthesizer == "tone" or Path(settings.model).is_dir()
     # Another port of the API must not restart a worker.

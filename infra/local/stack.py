@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from infra.local import checks, ports, processes, services
 from infra.local import environment as environments
-from infra.local import ports, processes, services
 from infra.local.credentials import ensure_identities
 from infra.local.environment import Wanted
 from infra.local.errors import LocalError
 from infra.local.interruption import interruptible
+from infra.local.logs import Log
 from infra.local.services import SEAWEEDFS_PORTS, Service
 from infra.local.state import Record, State
 from worker.jobs.errors import SettingsError
@@ -39,6 +40,7 @@ class Stack:
         self._environ = environ
         self._say = say
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs: dict[str, Log] = {}
 
     def up(self) -> str:
         """Start what does not run yet or runs with other settings; the API's address.
@@ -67,7 +69,10 @@ class Stack:
         return len(running)
 
     def _plan(self) -> tuple[list[Service], list[Service]]:
-        """What has to run: first the servers, then what needs them. Raises `LocalError` for a bad setting."""
+        """What has to run: first the servers, then what needs them.
+
+        Raises `LocalError` for settings that cannot work, as far as that can be told before anything is stopped.
+        """
         wanted = Wanted.of(self._environ)
         folder = self._state.folder
         chosen = self._choose_ports(wanted)
@@ -92,16 +97,18 @@ class Stack:
             backends.append(services.seaweedfs(bare, settings, folder, identities, chosen))
         fronts = [
             services.api(environment, settings),
-            services.worker(environment, settings, self._state.log("worker")),
+            services.worker(environment, settings, self._log("worker")),
         ]
         self._check_api_port(settings)
+        with interruptible():
+            checks.check(settings, wanted)
         return backends, fronts
 
     def _choose_ports(self, wanted: Wanted) -> dict[str, int]:
         """The ports of the last time as long as nobody else took them: clients remember addresses."""
         kept = PREFERRED_PORTS | self._state.ports
-        if self._state.is_running("api"):  # perhaps on a port that was asked for by its number
-            kept["api"] = int(self._state.records["api"].address.rpartition(":")[2])
+        if (running := self._running_api_port()) is not None:  # perhaps asked for by its number
+            kept["api"] = running
         chosen: dict[str, int] = {}
         groups = {"redis": ["redis"], "s3": list(SEAWEEDFS_PORTS)}
         if wanted.api_port == 0:
@@ -113,9 +120,15 @@ class Stack:
         self._state.save()
         return chosen
 
+    def _running_api_port(self) -> int | None:
+        record = self._state.records.get("api")
+        return int(record.address.rpartition(":")[2]) if record is not None and record.is_running else None
+
     def _check_api_port(self, settings: Settings) -> None:
-        """Before anything starts: the API itself would say so only after the servers had been brought up for it."""
-        if not self._state.is_running("api") and not ports.is_free(settings.api_port, settings.api_host):
+        """The API itself would say so only after its predecessor had been stopped or servers brought up for it."""
+        # The port of our own API is there for its successor: then only the address is in question.
+        port = 0 if settings.api_port == self._running_api_port() else settings.api_port
+        if not ports.is_free(port, settings.api_host):
             where = f"{settings.api_host}:{settings.api_port}"
             raise LocalError(f"{where} is taken by another program; choose a port with OMNIVOICE_API_PORT")
 
@@ -123,8 +136,11 @@ class Stack:
         """Stop what runs with other settings than are wanted now."""
         for service in wanted:
             record = self._state.records.get(service.name)
-            if record is not None and record.is_running and record.settings != _digest(service):
-                self._say(f"{service.name}: is restarted, its settings have changed")
+            if record is None or not record.is_running:
+                continue
+            now = _digests(service)
+            if changed := sorted(name for name in now | record.settings if now.get(name) != record.settings.get(name)):
+                self._say(f"{service.name}: is restarted, its settings have changed: {', '.join(changed)}")
                 self._stop(record)
 
     def _start(self, wanted: list[Service]) -> None:
@@ -139,14 +155,16 @@ class Stack:
         if record is not None and record.is_running:
             self._say(f"{service.name}: runs already at {record.address}")
             return False
-        child = processes.launch(service.command, service.environment, self._state.log(service.name))
+        log = self._log(service.name)
+        log.begin_here()
+        child = processes.launch(service.command, service.environment, log.path)
         self._children[service.name] = child
         self._state.records[service.name] = Record(
             service.name,
             processes.identify(child.pid),
             service.address,
             service.note,
-            _digest(service),
+            _digests(service),
             service.stop_seconds,
             service.leftovers,
         )
@@ -173,14 +191,16 @@ class Stack:
         return f"{service.name} {what}: {self._last_line(service)} (log: {self._state.log(service.name)})"
 
     def _last_line(self, service: Service) -> str:
-        """The end of its log; of a line that is a JSON object, the event. A progress bar's last state counts."""
-        text = self._state.log(service.name).read_text(encoding="utf-8", errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        """The end of this start's log; of a JSON object, the event. A progress bar's last state counts."""
+        lines = [line.strip() for line in self._log(service.name).text().splitlines() if line.strip()]
         if not lines:
             return "nothing in its log"
         with contextlib.suppress(ValueError, KeyError, TypeError):
             return str(json.loads(lines[-1])["event"])
         return lines[-1]
+
+    def _log(self, name: str) -> Log:
+        return self._logs.setdefault(name, Log(self._state.log(name)))
 
     def _stop(self, record: Record) -> None:
         self._say(f"{record.name}: stopping")
@@ -205,6 +225,10 @@ class Stack:
                 child.wait()
 
 
-def _digest(service: Service) -> str:
-    settings = {key: value for key, value in service.environment.items() if key.startswith(SETTINGS_PREFIXES)}
-    return hashlib.sha256(json.dumps([service.command, settings], sort_keys=True).encode()).hexdigest()
+def _digests(service: Service) -> dict[str, str]:
+    """SHA-256 of the command and of each setting's value, by name."""
+    values: dict[str, object] = {
+        name: value for name, value in service.environment.items() if name.startswith(SETTINGS_PREFIXES)
+    }
+    values["command line"] = service.command
+    return {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in values.items()}

@@ -18,13 +18,14 @@ STATE_FILE = "state.json"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A service that was started. `settings` is a digest of its command and settings, by which a change is noticed."""
+    """A service that was started. `settings` are digests of its command and of each setting, by which changes are seen:
+    no value is kept here."""
 
     name: str
     process: ProcessId
     address: str
     note: str
-    settings: str
+    settings: dict[str, str]
     stop_seconds: float
     leftovers: tuple[str, ...]
 
@@ -71,6 +72,8 @@ class State:
 
 def _record(entry: dict[str, object]) -> Record:
     process, leftovers = entry.pop("process"), entry.pop("leftovers")
+    if isinstance(entry["settings"], str):  # one digest of all, as earlier versions kept: all of them count as changed
+        entry["settings"] = {}
     return Record(process=ProcessId(**process), leftovers=tuple(leftovers), **entry)  # type: ignore[arg-type]
 
 

@@ -64,6 +64,9 @@ class LocalStack:
         services = json.loads((self.folder / "stack" / "state.json").read_text())["services"]
         return next(str(entry["address"]) for entry in services if entry["name"] == service)
 
+    def log(self, service: str) -> str:
+        return (self.folder / "stack" / "logs" / f"{service}.log").read_text(errors="replace")
+
     def own_processes(self) -> list[int]:
         """Every process of this machine whose arguments, environment or working directory name our state folder.
 
@@ -130,8 +133,13 @@ def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalSt
 
         changed = stack.run("up", OMNIVOICE_SYNTHESIZER="tone", OMNIVOICE_MAX_WAIT_MS="10")
         assert changed.returncode == 0, changed.stderr
+        for name in ("api", "worker"):
+            line = f"{name}: is restarted, its settings have changed: OMNIVOICE_MAX_WAIT_MS"
+            assert line in changed.stdout.splitlines()
         now = stack.processes("stack")
         assert {name for name in now if now[name] != running[name]} == {"api", "worker"}
+
+        assert_what_cannot_work_is_refused_and_the_stack_left_alone(stack)
 
         down = stack.run("down")
         assert down.returncode == 0, down.stderr
@@ -157,10 +165,13 @@ def test_jobs_survive_a_kill_of_redis(stack: LocalStack) -> None:
         os.kill(redis.pid, signal.SIGKILL)  # while most of them wait
         assert [answer.status_code for answer in answers] == [202] * 40
         wait_until(lambda: not redis.is_running, 10.0, "the end of Redis")
+        last_words = stack.log("redis")
 
         again = stack.run("up", **variables)
         assert again.returncode == 0, again.stderr + again.stdout
         assert stack.processes("stack")["redis"] != redis
+        assert stack.log("redis").startswith(last_words), "the log of a dead process is what tells why it died"
+        assert len(stack.log("redis")) > len(last_words)
 
         def ended() -> bool:
             jobs = [client.get(answer.headers["Location"]).json() for answer in answers]
@@ -193,9 +204,14 @@ def test_no_redis_anywhere_is_one_line(stack: LocalStack, tmp_path: Path) -> Non
 def test_a_service_that_dies_at_its_start_is_told_with_the_end_of_its_log(stack: LocalStack, tmp_path: Path) -> None:
     empty = tmp_path / "no-checkpoint"
     empty.mkdir()
+    # A predecessor's end is no news of this start, nor is that it was ready.
+    log = stack.folder / "stack" / "logs" / "worker.log"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"event": "ready as an earlier worker"}\n')
     result = stack.run("up", OMNIVOICE_MODEL=str(empty), OMNIVOICE_DEVICE="cpu")
     line = assert_refused(result, "worker ended at its start with status 2")
     assert str(empty) in line
+    assert stack.log("worker").startswith('{"event": "ready as an earlier worker"}\n')
     assert stack.own_processes() == []
 
 
@@ -263,17 +279,66 @@ def test_an_interrupt_in_an_executed_text_keeps_the_exit_status(tmp_path: Path) 
         "except Interrupted:\n"
         "    sys.exit(INTERRUPTED_STATUS)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-    result = subprocess.run(
-        [sys.executable, "-m", "interrupted"],
-        cwd=tmp_path,
-        env=environment,
+    result = run_module(tmp_path, "interrupted")
+    assert result.returncode == 130, result.stderr
+
+
+def test_an_interrupt_that_another_thread_takes_waits_too(tmp_path: Path) -> None:
+    """Libraries start threads at their import, before signals are held back; those take the process's signals."""
+    (tmp_path / "threaded.py").write_text(
+        "import os, signal, sys, threading, time\n"
+        "from infra.local.interruption import Interrupted, hold_back_signals, interruptible\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "hold_back_signals()\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "while signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:\n"  # until the handler has run
+        "    time.sleep(0.01)\n"
+        "print('held back', flush=True)\n"
+        "try:\n"
+        "    with interruptible():\n"
+        "        print('went on')\n"
+        "except Interrupted:\n"
+        "    sys.exit(130)\n"
+    )
+    result = run_module(tmp_path, "threaded")
+    assert (result.returncode, result.stdout) == (130, "held back\n"), result.stderr
+
+
+def run_module(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", name],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
         timeout=60.0,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert result.returncode == 130, result.stderr
+
+
+def assert_what_cannot_work_is_refused_and_the_stack_left_alone(stack: LocalStack) -> None:
+    running = stack.processes("stack")
+    tones = {"OMNIVOICE_SYNTHESIZER": "tone"}
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        nobody = f"127.0.0.1:{free_ports(1)[0]}"
+        no_store = {"OMNIVOICE_S3_ENDPOINT": f"http://{nobody}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        attempts = [
+            (tones | {"OMNIVOICE_API_PORT": str(port)}, f"127.0.0.1:{port} is taken"),
+            (tones | {"OMNIVOICE_API_HOST": "0.0.0.0"}, "OMNIVOICE_API_KEYS_FILE"),
+            (tones | {"OMNIVOICE_API_HOST": "192.0.2.1", "OMNIVOICE_INSECURE": "1"}, "192.0.2.1: not an address of"),
+            (tones | {"OMNIVOICE_REDIS_URL": f"redis://{nobody}/0"}, f"Redis at redis://{nobody}/0 cannot be used"),
+            (tones | no_store, nobody),
+            ({"OMNIVOICE_MODEL": "/nonexistent"}, "OMNIVOICE_MODEL: /nonexistent: no such folder"),
+        ]
+        for variables, reason in attempts:
+            assert_refused(stack.run("up", **variables), reason)
+    assert stack.processes("stack") == running
+    assert all(process.is_running for process in running.values())
+    address = stack.address("api")
+    assert httpx.get(f"{address}/readyz", trust_env=False).status_code == 200
 
 
 def assert_refused(result: subprocess.CompletedProcess[str], reason: str) -> str:

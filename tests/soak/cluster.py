@@ -18,6 +18,7 @@ import psutil
 from infra.local import ports, probes, processes, services
 from infra.local.credentials import S3Keys, ensure_identities
 from infra.local.environment import complete
+from infra.local.logs import Log
 from infra.local.services import SEAWEEDFS_PORTS, Service
 from tests.soak.proxy import Proxy
 from worker.jobs.settings import Settings
@@ -156,7 +157,7 @@ class Cluster:
         self.s3 = Slot("s3", folder, lambda log: services.seaweedfs(bare, settings, folder, identities, chosen))
         self.api = Slot("api", folder, lambda log: services.api(environment, settings))
         self.workers = [
-            Slot(f"worker-{index}", folder, lambda log: services.worker(environment, settings, log))
+            Slot(f"worker-{index}", folder, lambda log: services.worker(environment, settings, Log(log)))
             for index in range(options.num_workers)
         ]
         self._tended: list[Slot] = []

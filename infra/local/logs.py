@@ -1,0 +1,26 @@
+"""The log file of a service, which outlives its processes: each of them writes behind what the last one left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class Log:
+    """A log file and where in it, in bytes, the present process's part begins."""
+
+    path: Path
+    begin: int = 0
+
+    def begin_here(self) -> None:
+        """What is written from now on is the present process's part."""
+        self.begin = self.path.stat().st_size if self.path.exists() else 0
+
+    def text(self) -> str:
+        """The present process's part; empty while there is no file."""
+        if not self.path.exists():
+            return ""
+        with self.path.open("rb") as file:
+            file.seek(self.begin)
+            return file.read().decode(errors="replace")
