@@ -19,7 +19,6 @@ import platform
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,18 +31,15 @@ from bench.load_clients import Answers, Clients, body
 from bench.load_figures import fit, latencies, report
 from bench.load_stack import LoadStack
 from bench.service_clients import Caller, CallFailed
-from bench.service_product import say
-from infra.local.errors import LocalError
-from infra.local.interruption import Interrupted, hold_back_signals, interruptible
+from bench.service_product import measure, say
+from infra.local.interruption import interruptible
 from omnivoice.planning import plan
 from worker.jobs import names
 from worker.jobs.broker import make_celery, publish
-from worker.jobs.errors import QueueUnavailable
 from worker.jobs.ledger import NewJob
 from worker.jobs.models import JobRequest, Queue, Status
 from worker.jobs.tracing import TraceContext
 
-FAILED_STATUS, INTERRUPTED_STATUS = 1, 130
 SHORT_SECONDS = 0.2
 """Audio of a job where memory is measured, so that tens of thousands of objects fit on a disk."""
 SETTLED_SHARE = (0.1, 0.95)
@@ -303,18 +299,11 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse()
-    hold_back_signals()
-    try:
-        with tempfile.TemporaryDirectory(prefix="omnivoice-load-") as scratch:
-            results = run(arguments, Path(scratch))
-    except (LocalError, CallFailed, QueueUnavailable) as error:
-        print(f"bench.load: {error}", file=sys.stderr)
-        return FAILED_STATUS
-    except Interrupted:
-        print("bench.load: interrupted; what it started is stopped", file=sys.stderr)
-        return INTERRUPTED_STATUS
-    print(f"\n{results['cores']} cores, Python {results['python']}, {results['date']}\n\n{report(results)}")
-    return 0
+
+    def show(results: dict[str, Any]) -> str:
+        return f"{results['cores']} cores, Python {results['python']}, {results['date']}\n\n{report(results)}"
+
+    return measure("load", lambda scratch: run(arguments, scratch), show)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from infra.local import environment as environments
 from infra.local import ports, processes, services
 from infra.local.credentials import ensure_identities
 from infra.local.errors import LocalError
+from infra.local.logs import Log
 from infra.local.services import SEAWEEDFS_PORTS, Service
 from worker.jobs.ledger import Ledger
 from worker.jobs.settings import Settings
@@ -69,7 +70,9 @@ class LoadStack:
     def start_worker(self, *options: str, **changed: object) -> None:
         """The null worker; `changed` are settings that it gets otherwise than the rest."""
         environment = self._environment | {f"OMNIVOICE_{name.upper()}": str(v) for name, v in changed.items()}
-        service = services.worker(environment, self.settings, self._log("worker"))
+        log = Log(self._log("worker"))
+        log.begin_here()  # an earlier one has written to it
+        service = services.worker(environment, self.settings, log)
         self._start(dataclasses.replace(service, command=(sys.executable, "-m", "bench.null_worker", *options)))
 
     def stop(self, name: str) -> None:

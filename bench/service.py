@@ -18,7 +18,6 @@ import json
 import os
 import random
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,14 +34,12 @@ from bench.peers.protocol import FRAME_RATE, Work
 from bench.plot import Summary
 from bench.service_clients import Caller, CallFailed, Loop
 from bench.service_figures import CpuMeter, loop_figures, report, saturated_figures
-from bench.service_product import Product, environ_of, say
+from bench.service_product import Product, environ_of, measure, say
 from bench.serving import Trace, gpu_busy
 from bench.texts import SENTENCE_SECONDS
-from infra.local.errors import LocalError
-from infra.local.interruption import Interrupted, hold_back_signals, interruptible
+from infra.local.interruption import interruptible
 from infra.local.stack import Stack
 from infra.local.state import locked
-from worker.jobs.errors import QueueUnavailable
 from worker.jobs.ledger import JobRecord
 
 QUEUED_WINDOWS = 6
@@ -50,7 +47,6 @@ QUEUED_WINDOWS = 6
 FEEDERS = 8
 NUM_FETCHED = 64
 """Finished jobs whose audio is fetched and compared with its record after a saturated run."""
-FAILED_STATUS, INTERRUPTED_STATUS = 1, 130
 
 
 class Bench:
@@ -233,18 +229,11 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse()
-    hold_back_signals()
-    try:
-        with tempfile.TemporaryDirectory(prefix="omnivoice-bench-") as scratch:
-            results = run(arguments, Path(scratch))
-    except (LocalError, CallFailed, PeerFailed, QueueUnavailable) as error:
-        print(f"bench.service: {error}", file=sys.stderr)
-        return FAILED_STATUS
-    except Interrupted:
-        print("bench.service: interrupted; what it started is stopped", file=sys.stderr)
-        return INTERRUPTED_STATUS
-    print(f"\n{results['device']}, torch {results['torch']}, {results['date']}\n\n{report(results)}")
-    return 0
+
+    def show(results: dict[str, Any]) -> str:
+        return f"{results['device']}, torch {results['torch']}, {results['date']}\n\n{report(results)}"
+
+    return measure("service", lambda scratch: run(arguments, scratch), show, PeerFailed)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.service_clients import CallFailed
 from infra.local import environment as environments
 from infra.local import processes, services
 from infra.local.credentials import ensure_identities
 from infra.local.errors import LocalError
+from infra.local.interruption import Interrupted, hold_back_signals
+from infra.local.logs import Log
 from infra.local.state import State
 from worker.jobs.errors import QueueUnavailable
 from worker.jobs.ledger import Ledger
@@ -21,11 +26,36 @@ from worker.jobs.settings import Settings
 
 OWN = [f"OMNIVOICE_{name}" for name in ("REDIS_URL", "S3_ENDPOINT", "S3_PUBLIC_ENDPOINT", "API_KEYS_FILE")]
 """Settings that would lead away from what is started here."""
+FAILED_STATUS, INTERRUPTED_STATUS = 1, 130
 STARTED = time.perf_counter()
 
 
 def say(line: str) -> None:
     print(f"[{time.perf_counter() - STARTED:6.1f} s] {line}", flush=True)
+
+
+def measure(
+    name: str,
+    run: Callable[[Path], dict[str, Any]],
+    show: Callable[[dict[str, Any]], str],
+    *errors: type[Exception],
+) -> int:
+    """Exit status of a benchmark: `run` it in a scratch folder and print what `show` makes of its results.
+
+    What stops a stack or its clients, and `errors`, is one line; an interrupt waits until what was started is stopped.
+    """
+    hold_back_signals()
+    try:
+        with tempfile.TemporaryDirectory(prefix=f"omnivoice-{name}-") as scratch:
+            results = run(Path(scratch))
+    except (LocalError, CallFailed, QueueUnavailable, *errors) as error:
+        print(f"bench.{name}: {error}", file=sys.stderr)
+        return FAILED_STATUS
+    except Interrupted:
+        print(f"bench.{name}: interrupted; what it started is stopped", file=sys.stderr)
+        return INTERRUPTED_STATUS
+    print(f"\n{show(results)}")
+    return 0
 
 
 class Product:
@@ -52,8 +82,10 @@ class Product:
         for gpu in gpus:
             name = f"worker-{gpu}"
             environment = {**self._environment, "CUDA_VISIBLE_DEVICES": str(gpu)}
-            service = services.worker(environment, self.settings, self._state.log(name))
-            child = processes.launch(service.command, service.environment, self._state.log(name))
+            log = Log(self._state.log(name))
+            log.begin_here()  # an earlier one has written to it
+            service = services.worker(environment, self.settings, log)
+            child = processes.launch(service.command, service.environment, log.path)
             self._more[name] = (service, child)
         began = time.monotonic()
         for name, (service, child) in self._more.items():

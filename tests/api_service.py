@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import wave
 from functools import partial
 from typing import Any
 
@@ -15,6 +13,7 @@ from redis import Redis
 from werkzeug.test import TestResponse
 
 from api.app import create_app
+from tests.sounds import wav_of
 from worker.jobs import names
 from worker.jobs.broker import make_celery, publish
 from worker.jobs.ledger import Claim, Ledger
@@ -85,13 +84,7 @@ def clip(seconds: float = 3.0, sample_rate: int = 16_000) -> bytes:
     """A WAV file that could be a voice as far as a check can tell: a tone that swells and fades."""
     moment = np.arange(int(seconds * sample_rate)) / sample_rate
     samples = 0.3 * np.sin(2 * np.pi * 180 * moment) * (1 + 0.5 * np.sin(2 * np.pi * 3 * moment))
-    file = io.BytesIO()
-    with wave.open(file, "wb") as output:
-        output.setnchannels(1)
-        output.setsampwidth(2)
-        output.setframerate(sample_rate)
-        output.writeframes((samples * 32_767).astype("<i2").tobytes())
-    return file.getvalue()
+    return wav_of(samples, sample_rate)
 
 
 def assert_problem(answer: TestResponse, status: int, field: str | None = None) -> dict[str, Any]:

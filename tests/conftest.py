@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -13,6 +14,10 @@ from servers import S3Server, ServerMissing, redis_program, run_redis, run_seawe
 
 from worker.jobs.connection import connect
 from worker.jobs.settings import Settings
+
+if TYPE_CHECKING:  # what they import is loaded by the tests that ask for it
+    from promises import Promises
+    from workers import Desk
 
 # Two busy cores make any time limit for one example a flaky test; pytest-timeout bounds the whole.
 hypothesis.settings.register_profile("omnivoice", deadline=None)
@@ -102,6 +107,23 @@ def environment(settings: Settings, s3: S3Server) -> dict[str, str]:
         "OMNIVOICE_LEASE_SECONDS": str(settings.lease_seconds),
     }
     return {**inherited, **s3.environment, **ours, "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+@pytest.fixture
+def desk(settings: Settings) -> Iterator[Desk]:
+    """Where a test hands jobs in past the API, and looks at what becomes of them."""
+    from workers import Desk
+
+    desk = Desk(settings)
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def promises(desk: Desk, s3: S3Server) -> Promises:
+    from promises import Promises
+
+    return Promises(desk, s3)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

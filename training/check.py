@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
 import random
 import statistics
-import wave
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 
 from bench.accuracy_texts import Recogniser, rate_and_error, word_errors, words
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest
+from omnivoice.audio.wav import encode_wav
 from omnivoice.parameters import FRAME_RATE, HOP_LENGTH, SAMPLE_RATE
 from training.codec import mel_filters
 from training.recipe import SEED, VOICES
@@ -177,10 +176,4 @@ def run(
 
 
 def _wav(waveform: Waveform) -> bytes:
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes((waveform.clip(-1, 1) * (2**15 - 1)).astype("<i2").tobytes())
-    return buffer.getvalue()
+    return encode_wav(waveform.clip(-1, 1)[:, None], SAMPLE_RATE)

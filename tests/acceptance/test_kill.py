@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,9 @@ from workers import Desk, assert_speaks, run_worker
 
 from worker.app import BROKEN_EXIT_STATUS
 from worker.jobs.models import Status
-from worker.jobs.settings import Settings
 from worker.watchdog import EXIT_STATUS
 
 LEASE_SECONDS = 2
-
-
-@pytest.fixture
-def desk(settings: Settings) -> Iterator[Desk]:
-    desk = Desk(settings)
-    yield desk
-    desk.close()
 
 
 def running_of(desk: Desk, ids: list[str]) -> list[str]:

@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from promises import Promises
 from servers import S3Server, wait_until
-from soak.proxy import Proxy
+from soak.proxy import proxy_to
 from workers import Desk, WorkerProcess, run_worker
 
 from worker.jobs import names
 from worker.jobs.models import Queue, Status
-from worker.jobs.settings import Settings
 
 LEASE_SECONDS = 1
 
 NextWorker = contextlib.AbstractContextManager[WorkerProcess]
-
-
-@pytest.fixture
-def desk(settings: Settings) -> Iterator[Desk]:
-    desk = Desk(settings)
-    yield desk
-    desk.close()
-
-
-@pytest.fixture
-def promises(desk: Desk, s3: S3Server) -> Promises:
-    return Promises(desk, s3)
-
-
-@contextlib.contextmanager
-def proxy_to(url: str) -> Iterator[Proxy]:
-    port = urlsplit(url).port
-    assert port is not None
-    with contextlib.closing(Proxy(port)) as proxy:
-        yield proxy
 
 
 @pytest.fixture

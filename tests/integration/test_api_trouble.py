@@ -18,36 +18,21 @@ import pytest
 from api_processes import ApiProcess, lives, run_api
 from promises import Promises
 from servers import S3Server, wait_until
-from soak.proxy import Proxy
+from soak.proxy import proxy_to
 from workers import Desk, assert_speaks, run_worker
 
 from worker.jobs import names
 from worker.jobs.models import Status
-from worker.jobs.settings import Settings
-
-
-@pytest.fixture
-def desk(settings: Settings) -> Iterator[Desk]:
-    desk = Desk(settings)
-    yield desk
-    desk.close()
-
-
-@pytest.fixture
-def promises(desk: Desk, s3: S3Server) -> Promises:
-    return Promises(desk, s3)
 
 
 def test_killed_between_record_and_message(
     desk: Desk, promises: Promises, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """Nobody has answered the client, but the job is there; and it is the one that a repeated call gets."""
-    port = urlsplit(desk.settings.redis_url).port
-    assert port is not None
     submission, body = promises.draft("I was recorded.", key="once")
     call: dict[str, Any] = {"json": body, "headers": {"Idempotency-Key": "once"}, "timeout": 30}
     messages = names.message_list_key(desk.settings.redis_prefix, "interactive")
-    with contextlib.closing(Proxy(port)) as proxy, ThreadPoolExecutor(1) as client:
+    with proxy_to(desk.settings.redis_url) as proxy, ThreadPoolExecutor(1) as client:
         variables = {"OMNIVOICE_REDIS_URL": f"redis://127.0.0.1:{proxy.port}/0"}
         with run_api(environment | variables, tmp_path) as api:
             proxy.forget_at(b"LPUSH")

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from celery import Celery
 from job_examples import claimed, running, submitted
 from redis import Redis
 from servers import wait_until
-from soak.proxy import Proxy
+from soak.proxy import proxy_to
 
 from worker.jobs import names
 from worker.jobs.broker import make_celery, publish
@@ -87,9 +85,7 @@ def test_publishing_without_redis_is_reported_not_raised(caplog: pytest.LogCaptu
 def test_publishing_at_once_over_a_connection_that_breaks_is_done(redis_settings: Settings, prefix: str) -> None:
     num_threads, num_each = 8, 100
     messages = names.message_list_key(prefix, "interactive")
-    port = urlsplit(redis_settings.redis_url).port
-    assert port is not None
-    with contextlib.closing(Proxy(port)) as proxy, connect(redis_settings) as redis:
+    with proxy_to(redis_settings.redis_url) as proxy, connect(redis_settings) as redis:
         url = f"redis://127.0.0.1:{proxy.port}/0"
         app = make_celery(redis_settings.model_copy(update={"redis_url": url}))
         # As kombu's pool does when a producer cannot be revived: it releases its connection twice, and so gives it to

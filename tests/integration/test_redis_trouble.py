@@ -43,11 +43,6 @@ def desk(settings: Settings, own_redis: Redis, environment: dict[str, str]) -> I
     desk.close()
 
 
-@pytest.fixture
-def promises(desk: Desk, s3: S3Server) -> Promises:
-    return Promises(desk, s3)
-
-
 # A worker whose patience with Redis is a tenth: all times of a test can then be a tenth.
 HASTY_WORKER = """
 import os, sys

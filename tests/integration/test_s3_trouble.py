@@ -6,13 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import botocore.auth
 import pytest
 from promises import Promises
 from servers import S3Server, s3_client, wait_until
-from soak.proxy import Proxy
+from soak.proxy import Proxy, proxy_to
 from workers import Desk, run_worker
 
 from worker.jobs.errors import StorageError
@@ -22,22 +21,8 @@ from worker.jobs.storage import ObjectStore
 
 
 @pytest.fixture
-def desk(settings: Settings) -> Iterator[Desk]:
-    desk = Desk(settings)
-    yield desk
-    desk.close()
-
-
-@pytest.fixture
-def promises(desk: Desk, s3: S3Server) -> Promises:
-    return Promises(desk, s3)
-
-
-@pytest.fixture
 def proxy(s3: S3Server) -> Iterator[Proxy]:
-    port = urlsplit(s3.endpoint).port
-    assert port is not None
-    with contextlib.closing(Proxy(port)) as proxy:
+    with proxy_to(s3.endpoint) as proxy:
         yield proxy
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,13 +40,6 @@ FIRST_RELEASE = {
 @pytest.fixture
 def ledger(redis_client: Redis, redis_settings: Settings) -> Ledger:
     return Ledger(redis_client, redis_settings)
-
-
-@pytest.fixture
-def desk(settings: Settings) -> Iterator[Desk]:
-    desk = Desk(settings)
-    yield desk
-    desk.close()
 
 
 def make_newer(redis: Redis, settings: Settings, job_id: str) -> dict[str, str]:

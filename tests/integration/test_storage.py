@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from servers import S3Server, SwallowingProxy, free_ports, run_seaweedfs, s3_client, wait_until
-from soak.proxy import Proxy
+from soak.proxy import Proxy, proxy_to
 
 from worker.jobs.errors import StartupError, StorageError
 from worker.jobs.settings import Settings
@@ -101,9 +101,7 @@ def test_a_write_whose_answer_is_lost_is_done_once(settings: Settings, s3: S3Ser
 
 @pytest.fixture
 def proxy(s3: S3Server) -> Iterator[Proxy]:
-    port = urlsplit(s3.endpoint).port
-    assert port is not None
-    with contextlib.closing(Proxy(port)) as proxy:
+    with proxy_to(s3.endpoint) as proxy:
         yield proxy
 
 

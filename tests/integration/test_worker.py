@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +15,7 @@ from omnivoice.parameters import HOP_LENGTH, SAMPLE_RATE
 from omnivoice.planning import plan
 from omnivoice.request import SynthesisRequest
 from worker.jobs.models import Status
-from worker.jobs.settings import Settings
 from worker.synthesizers import tone_hertz
-
-
-@pytest.fixture
-def desk(settings: Settings) -> Iterator[Desk]:
-    desk = Desk(settings)
-    yield desk
-    desk.close()
 
 
 def store_reference(desk: Desk) -> str:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from servers import wait_until
 from workers import Desk, assert_speaks, run_worker
 
 from worker.jobs.ledger import CancelOutcome
 from worker.jobs.models import Status
-from worker.jobs.settings import Settings
-
-
-@pytest.fixture
-def desk(settings: Settings) -> Iterator[Desk]:
-    desk = Desk(settings)
-    yield desk
-    desk.close()
 
 
 def test_running_job_is_cancelled_at_the_next_step(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:

@@ -5,24 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from servers import wait_until
 from workers import Desk, assert_speaks, run_worker
 
 from worker.jobs.broker import publish
 from worker.jobs.models import Queue, Status
 from worker.jobs.names import TASK_NAME, broker_prefix, message_list_key, new_job_id
-from worker.jobs.settings import Settings
-
-
-@pytest.fixture
-def desk(settings: Settings) -> Iterator[Desk]:
-    desk = Desk(settings)
-    yield desk
-    desk.close()
 
 
 def envelope(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import io
 import itertools
 import json
 import random
 import threading
 import time
-import wave
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +16,7 @@ import httpx
 import numpy as np
 
 from tests.soak.evidence import Evidence, Submission
+from tests.sounds import wav_of
 
 NUM_SUBMITTERS = 8
 NUM_POLLERS = 4
@@ -56,13 +55,7 @@ def make_clip(number: int) -> bytes:
     """A WAV file of three seconds that could be a voice as far as a check can tell; one a number."""
     moment = np.arange(3 * CLIP_RATE) / CLIP_RATE
     samples = 0.3 * np.sin(2 * np.pi * (150 + 20 * number) * moment) * (1 + 0.5 * np.sin(2 * np.pi * 3 * moment))
-    file = io.BytesIO()
-    with wave.open(file, "wb") as output:
-        output.setnchannels(1)
-        output.setsampwidth(2)
-        output.setframerate(CLIP_RATE)
-        output.writeframes((samples * 32_767).astype("<i2").tobytes())
-    return file.getvalue()
+    return wav_of(samples, CLIP_RATE)
 
 
 class Clients:

@@ -7,7 +7,9 @@ import contextlib
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 CHUNK_BYTES = 1 << 16
 SLOW_SECONDS = 1.5
@@ -223,3 +225,12 @@ async def _refuse(link: Link, status: int, has_body: bool) -> None:
     await asyncio.sleep(0.2)
     for end in (link.client, link.server):
         _end(end)
+
+
+@contextlib.contextmanager
+def proxy_to(url: str) -> Iterator[Proxy]:
+    """A proxy in front of the server at `url`, until the block ends."""
+    port = urlsplit(url).port
+    assert port is not None
+    with contextlib.closing(Proxy(port)) as proxy:
+        yield proxy

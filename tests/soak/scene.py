@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import wave
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +12,7 @@ from redis import Redis
 
 from tests.soak.checker import Keys, Store, Verdict, judge
 from tests.soak.evidence import Evidence, Submission
+from tests.sounds import wav_of
 from worker.jobs import names
 from worker.jobs.ledger import Claim, Ledger, NewJob
 from worker.jobs.models import JobRequest, JobResult, Timings
@@ -89,13 +88,7 @@ class Scene:
 
 def tone(text: str, seconds: float = 0.5) -> bytes:
     samples = 0.3 * np.sin(2 * np.pi * tone_hertz(text) * np.arange(round(seconds * RATE)) / RATE)
-    file = io.BytesIO()
-    with wave.open(file, "wb") as output:
-        output.setnchannels(1)
-        output.setsampwidth(2)
-        output.setframerate(RATE)
-        output.writeframes((samples * 32_767).astype("<i2").tobytes())
-    return file.getvalue()
+    return wav_of(samples, RATE)
 
 
 def result_of(uri: str, data: bytes) -> JobResult:
