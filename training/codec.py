@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from omnivoice.model.codec.network import CodecNetwork, tensor_shapes
 from omnivoice.parameters import HOP_LENGTH, NUM_CODEBOOKS, SAMPLE_RATE
 from training.corpus import Speech, wait_for, write_codes
 from training.recipe import SEED, CodecRecipe, Recipe
+from training.replay import Replay, on_device
 from training.speech import part_paths
 from training.stage import Stage
 
@@ -136,18 +138,19 @@ class Averages(nn.Module):
         share = self.size / self.size.sum(1, keepdim=True)
         return float(torch.special.entr(share).sum(1).exp().mean())
 
-    def begin(self, book: int, embed: Tensor, points: Tensor, generator: torch.Generator) -> None:
-        """Take points of the first batch of all, (n, codebook_dim), for centres."""
-        drawn = torch.randint(len(points), (len(embed),), generator=generator).to(points.device)
+    def begin(self, book: int, embed: Tensor, points: Tensor, drawn: Tensor) -> None:
+        """Take the points (n, codebook_dim) with the indices `drawn` (1024,) of the first batch of all for centres."""
         embed.copy_(points[drawn])
         self.total[book], self.size[book] = embed, 1.0
 
-    def update(self, book: int, embed: Tensor, points: Tensor, codes: Tensor, generator: torch.Generator) -> None:
-        """Take in a batch's points (n, codebook_dim) and their codes (n,), and move the centres `embed` in place."""
+    def update(self, book: int, embed: Tensor, points: Tensor, codes: Tensor, drawn: Tensor) -> None:
+        """Take in a batch's points (n, codebook_dim) and their codes (n,), and move the centres `embed` in place.
+
+        A centre that nothing falls to starts anew from the point that `drawn` (1024,) has for it.
+        """
         size, total = self.size[book], self.total[book]
         size.lerp_(torch.zeros_like(size).index_add_(0, codes, torch.ones_like(points[:, 0])), 1 - DECAY)
         total.lerp_(torch.zeros_like(embed).index_add_(0, codes, points), 1 - DECAY)
-        drawn = torch.randint(len(points), (len(embed),), generator=generator).to(points.device)
         dead = size < DEAD
         total[:] = torch.where(dead[:, None], points[drawn], total)
         size[:] = torch.where(dead, torch.ones_like(size), size)
@@ -155,12 +158,7 @@ class Averages(nn.Module):
 
 
 def quantise(
-    network: CodecNetwork,
-    averages: Averages,
-    hidden: Tensor,
-    num_books: Tensor,
-    generator: torch.Generator,
-    is_first: bool,
+    network: CodecNetwork, averages: Averages, hidden: Tensor, num_books: Tensor, drawn: Tensor, is_first: bool
 ) -> tuple[Tensor, Tensor]:
     """`hidden` (batch, frames, size) through the first `num_books` (batch,) codebooks, and the commitment loss.
 
@@ -172,10 +170,10 @@ def quantise(
         points = layer.project_in(left)
         with torch.no_grad():
             if is_first:
-                averages.begin(index, layer.codebook.embed, points.flatten(0, 1), generator)
+                averages.begin(index, layer.codebook.embed, points.flatten(0, 1), drawn[index])
             codes = layer.codebook.nearest(points)
             centres = F.embedding(codes, layer.codebook.embed)
-            averages.update(index, layer.codebook.embed, points.flatten(0, 1), codes.flatten(), generator)
+            averages.update(index, layer.codebook.embed, points.flatten(0, 1), codes.flatten(), drawn[index])
         loss = loss + F.mse_loss(points, centres)
         change = layer.project_out(points + (centres - points).detach())
         left = left - change
@@ -225,27 +223,36 @@ def to_semantic(waveform: Tensor, semantic_rate: int) -> Tensor:
     """(batch, samples) at 24 kHz → at `semantic_rate`, as `omnivoice.audio.resample` does it."""
     divisor = math.gcd(SAMPLE_RATE, semantic_rate)
     old, new = SAMPLE_RATE // divisor, semantic_rate // divisor
-    width, offsets, taps = resampling_taps(old, new)
+    width, offsets, kernels = _kernels(old, new, waveform.device)
     padded = F.pad(waveform, (width, width + old))[:, None]
     num_frames = waveform.shape[1] // old
-    kernels = torch.from_numpy(taps).to(waveform)
     phases = [
-        F.conv1d(padded[..., int(offset) :], kernels[phase][None, None], stride=old)[:, 0, :num_frames]
+        F.conv1d(padded[..., offset:], kernels[phase][None, None], stride=old)[:, 0, :num_frames]
         for phase, offset in enumerate(offsets)
     ]
     return torch.stack(phases, dim=-1).flatten(1)
 
 
+@cache
+def _kernels(old: int, new: int, device: torch.device) -> tuple[int, list[int], Tensor]:
+    width, offsets, taps = resampling_taps(old, new)
+    return width, [int(offset) for offset in offsets], torch.from_numpy(taps).float().to(device)
+
+
 class Trainer:
-    """Network, averages and optimiser: what a restart needs."""
+    """Network, averages and optimiser: what a restart needs. It learns from `samples`, int16, on the device."""
 
     def __init__(self, folder: Path, recipe: CodecRecipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
         self.network = new_network(folder).to(device)
         self.averages = Averages(*self.network.quantizer.layers()[0].codebook.embed.shape).to(device)
         self.loss = SpectralLoss().to(device)
+        self.rate = torch.zeros((), device=device)
         learnt = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(learnt, lr=recipe.learning_rate, betas=(0.8, 0.99))
+        self.optimizer = torch.optim.AdamW(learnt, lr=self.rate, betas=(0.8, 0.99), **on_device(device))
+        self.samples = torch.zeros(0, dtype=torch.int16, device=device)
+        self._is_first = False
+        self._replay = Replay(self.update, device)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -258,36 +265,42 @@ class Trainer:
         self.network.load_state_dict(state["network"])
         self.averages.load_state_dict(state["averages"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.param_groups[0]["lr"] = self.rate
 
-    def step(self, index: int, samples: Tensor) -> Callable[[], dict[str, float]]:
-        """Learn from clips cut at random out of `samples` (int16, on the device); returns a reader of the losses."""
+    def step(self, index: int) -> Callable[[], dict[str, float]]:
+        """Learn from clips cut at random; returns a reader of the losses."""
         recipe, generator = self.recipe, torch.Generator().manual_seed(SEED + index)
-        length = recipe.frames * HOP_LENGTH
-        starts = torch.randint(len(samples) - length, (recipe.batch,), generator=generator)
-        clips = samples[starts.to(self.device)[:, None] + torch.arange(length, device=self.device)].float() / 2**15
+        starts = torch.randint(len(self.samples) - recipe.frames * HOP_LENGTH, (recipe.batch,), generator=generator)
         books = torch.randint(1, NUM_CODEBOOKS + 1, (recipe.batch,), generator=generator)
         books[recipe.batch // 2 :] = NUM_CODEBOOKS
-        rate = min(1.0, (index + 1) / min(WARM_UP_STEPS, recipe.steps / 5), 2 * (1 - index / recipe.steps))
-        self.optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
+        size = (NUM_CODEBOOKS, self.averages.size.shape[1])
+        drawn = torch.randint(recipe.batch * recipe.frames, size, generator=generator)
+        share = min(1.0, (index + 1) / min(WARM_UP_STEPS, recipe.steps / 5), 2 * (1 - index / recipe.steps))
+        self._is_first = index == 0
+        losses = self._replay(torch.tensor(share), *(x.to(self.device) for x in (starts, books, drawn)))
+        return lambda: {
+            "loss": round(float(losses[0]), 5),
+            "commitment": round(float(losses[1]), 5),
+            "perplexity": round(self.averages.perplexity(), 1),
+        }
 
-        network = self.network
+    def update(self, share: Tensor, starts: Tensor, books: Tensor, drawn: Tensor) -> Tensor:
+        """Learn from the clips at `starts` (batch,) at `share` () of the rate; spectral loss and commitment, (2,)."""
+        network, length = self.network, self.recipe.frames * HOP_LENGTH
+        self.optimizer.zero_grad(set_to_none=True)
+        self.rate.copy_(share * self.recipe.learning_rate)
+        clips = self.samples[starts[:, None] + torch.arange(length, device=self.device)].float() / 2**15
         with torch.no_grad():
             semantic = network.semantic_features(to_semantic(clips, network.semantic_sample_rate))
         acoustic = network.acoustic_encoder(clips[:, None])
         hidden = network.fc(torch.cat([acoustic, network.encoder_semantic(semantic.mT)], dim=1).mT)
-        hidden, commitment = quantise(network, self.averages, hidden, books.to(self.device), generator, index == 0)
+        hidden, commitment = quantise(network, self.averages, hidden, books, drawn, self._is_first)
         heard = network.acoustic_decoder(network.fc2(hidden).mT)[:, 0]
         spectral = self.loss(heard, clips)
-        loss = spectral + COMMITMENT_WEIGHT * commitment
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        (spectral + COMMITMENT_WEIGHT * commitment).backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         self.optimizer.step()
-        return lambda: {
-            "loss": round(float(spectral.detach()), 5),
-            "commitment": round(float(commitment.detach()), 5),
-            "perplexity": round(self.averages.perplexity(), 1),
-        }
+        return torch.stack([spectral, commitment]).detach()
 
 
 def write_codec(folder: Path, network: CodecNetwork, averages: Averages) -> None:
@@ -335,10 +348,9 @@ def run(stage: Stage, recipe: Recipe, device: torch.device) -> bool:
     if first < recipe.codec.steps:
         if not wait_for(paths[: recipe.codec.num_parts], stage):
             return False
-        samples = torch.from_numpy(Speech.read(paths[: recipe.codec.num_parts]).samples).to(device)
-        if not stage.train(recipe.codec.steps, first, lambda index: trainer.step(index, samples), trainer.state):
+        trainer.samples = torch.from_numpy(Speech.read(paths[: recipe.codec.num_parts]).samples).to(device)
+        if not stage.train(recipe.codec.steps, first, trainer.step, trainer.state):
             return False
-        del samples
     write_codec(folder, trainer.network, trainer.averages)
     if not wait_for(paths, stage):
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from omnivoice.model.tokenizer import PromptTokenizer
-from omnivoice.packing import Packing
 from omnivoice.parameters import CODEBOOK_SIZE, NUM_CODEBOOKS
 from omnivoice.text import combine_text
 from training.corpus import Corpus
@@ -25,7 +23,7 @@ MASK = CODEBOOK_SIZE
 IGNORED = -100
 """Label of a cell that is not asked for."""
 UNCONDITIONAL_SHARE = 0.12
-REFERENCE_SHARE = 0.25
+REFERENCE_SHARE = 0.3
 LANGUAGE_SHARE = 0.6
 INSTRUCT_SHARE = 0.6
 """Of the documents without a reference in the default voice; the other voices always need telling."""
@@ -42,15 +40,21 @@ class Document:
 
     @property
     def num_rows(self) -> int:
-        return len(self.prompt) + len(self.reference) + len(self.target)
+        return len(self.prompt) + self.num_frames
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.reference) + len(self.target)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T packed rows: text ids (rows,) and audio codes (frames, 8), which `order` (T,) brings into their places.
+    """Documents packed into the `tokens` rows of a phase, the same shapes for every batch of the phase.
 
-    `targets` (frames of the targets,) are the packed rows that `labels`, of as many rows and 8 columns, belong to.
-    `lengths` and `offsets` are of the sequences, as `Packing` wants them. Small integers until they are on the device.
+    `order` (tokens,) brings text ids (tokens,) and behind them audio codes (frames, 8) into their places. `targets`
+    (frames,) are the packed rows that `labels` (frames, 8) belong to. Documents are sequences, and rows that are left
+    belong to more of them, which nothing asks for; `offsets` (sequences + 1,) ends in empty ones. `lengths` has those
+    that are not empty. Small integers until they are on the device.
     """
 
     text: Tensor
@@ -62,20 +66,16 @@ class Batch:
     offsets: Tensor
     lengths: tuple[int, ...]
 
-    def to(self, device: torch.device) -> Batch:
-        moved = self._each(lambda tensor: tensor.to(device, non_blocking=True).long())
-        return replace(moved, offsets=moved.offsets.int())
+    def tensors(self, device: torch.device) -> tuple[Tensor, ...]:
+        """All tensors in the order of the fields, int64 on the device but for `offsets`, which stays int32."""
+        named = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "lengths"}
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in named.items()}
+        return tuple(tensor if name == "offsets" else tensor.long() for name, tensor in moved.items())
 
     def pin_memory(self) -> Batch:
-        return self._each(Tensor.pin_memory)
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        changed: dict[str, Any] = {name: change(value) for name, value in values if isinstance(value, Tensor)}
-        return replace(self, **changed)
-
-    def packing(self) -> Packing:
-        return Packing(self.lengths, self.offsets, self.positions)
+        pinned: dict[str, Any] = {name: value.pin_memory() for name, value in values if isinstance(value, Tensor)}
+        return replace(self, **pinned)
 
 
 class Documents(Dataset[Batch]):
@@ -86,11 +86,16 @@ class Documents(Dataset[Batch]):
 
     def __getitem__(self, step: int) -> Batch:
         phase, rng = self.phase(step), np.random.default_rng((SEED, step))
-        documents, rows = [], 0
-        while rows < phase.tokens:
-            documents.append(self.document(phase, rng))
-            rows += documents[-1].num_rows
-        return pack(documents[:-1] or documents)
+        documents: list[Document] = []
+        rows, frames = phase.tokens, phase.frames
+        while True:
+            document = self.document(phase, rng)
+            if document.num_rows > phase.longest:
+                continue
+            rows, frames = rows - document.num_rows, frames - document.num_frames
+            if min(rows, frames) < 0 or len(documents) == phase.sequences - phase.num_filling:
+                return pack(documents, phase)
+            documents.append(document)
 
     def __len__(self) -> int:
         return sum(phase.steps for phase in self._recipe.phases)
@@ -149,27 +154,40 @@ class Documents(Dataset[Batch]):
         return PromptTokenizer.from_folder(self._work, self._recipe.text_vocab)
 
 
-def pack(documents: list[Document]) -> Batch:
+def pack(documents: list[Document], phase: Phase) -> Batch:
     """Lay documents end to end; positions start at 0 in each."""
-    text = [index for document in documents for index in document.prompt]
-    audio, labels, order, targets = [], [], [], []
-    num_text, num_audio, row = 0, len(text), 0
+    text = np.zeros(phase.tokens, dtype=np.int32)
+    audio = np.full((phase.frames, NUM_CODEBOOKS), MASK, dtype=np.int16)
+    labels = np.full((phase.frames, NUM_CODEBOOKS), IGNORED, dtype=np.int16)
+    targets = np.zeros(phase.frames, dtype=np.int32)
+    order = np.zeros(phase.tokens, dtype=np.int32)
+    num_text = num_audio = num_targets = row = 0
     for document in documents:
-        prompt, frames = len(document.prompt), len(document.reference) + len(document.target)
-        audio += [document.reference, np.where(document.masked, MASK, document.target)]
-        labels.append(np.where(document.masked, document.target, IGNORED))
-        order += [np.arange(num_text, num_text + prompt), np.arange(num_audio, num_audio + frames)]
-        num_text, num_audio, row = num_text + prompt, num_audio + frames, row + prompt + frames
-        targets.append(np.arange(row - len(document.target), row))
-    lengths = tuple(document.num_rows for document in documents)
+        prompt, heard, asked = len(document.prompt), len(document.reference), len(document.target)
+        text[num_text : num_text + prompt] = document.prompt
+        order[row : row + prompt] = np.arange(num_text, num_text + prompt)
+        num_text, row = num_text + prompt, row + prompt
+        audio[num_audio : num_audio + heard] = document.reference
+        audio[num_audio + heard : num_audio + heard + asked] = np.where(document.masked, MASK, document.target)
+        order[row : row + heard + asked] = phase.tokens + np.arange(num_audio, num_audio + heard + asked)
+        num_audio, row = num_audio + heard + asked, row + heard + asked
+        labels[num_targets : num_targets + asked] = np.where(document.masked, document.target, IGNORED)
+        targets[num_targets : num_targets + asked] = np.arange(row - asked, row)
+        num_targets += asked
+    left = phase.tokens - row
+    filling = [min(phase.longest, left - start) for start in range(0, left, phase.longest)]
+    lengths = (*(document.num_rows for document in documents), *filling)
+    offsets = np.full(phase.sequences + 1, phase.tokens, dtype=np.int32)
+    offsets[: len(lengths) + 1] = np.cumsum([0, *lengths])
+    positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
     return Batch(
-        text=torch.tensor(text, dtype=torch.int32),
-        audio=torch.from_numpy(np.concatenate(audio).astype(np.int16)),
-        order=torch.from_numpy(np.concatenate(order).astype(np.int32)),
-        targets=torch.from_numpy(np.concatenate(targets).astype(np.int32)),
-        labels=torch.from_numpy(np.concatenate(labels).astype(np.int16)),
-        positions=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]).astype(np.int32)),
-        offsets=torch.tensor([0, *lengths, 0]).cumsum(0).int(),
+        text=torch.from_numpy(text),
+        audio=torch.from_numpy(audio),
+        order=torch.from_numpy(order),
+        targets=torch.from_numpy(targets),
+        labels=torch.from_numpy(labels),
+        positions=torch.from_numpy(positions),
+        offsets=torch.from_numpy(offsets),
         lengths=lengths,
     )
 

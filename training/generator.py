@@ -20,9 +20,11 @@ from omnivoice.attention import pick_attention
 from omnivoice.model.backbone import Backbone
 from omnivoice.model.config import ModelConfig
 from omnivoice.model.tokenizer import CONTROL_TOKENS
+from omnivoice.packing import Packing
 from omnivoice.parameters import NUM_CODEBOOKS
 from training.documents import IGNORED, MASK, Batch, Documents, batches
 from training.recipe import CODEBOOK_WEIGHTS, SEED, GeneratorRecipe, Recipe
+from training.replay import Replay, on_device
 from training.stage import Stage
 
 AUDIO_VOCAB = MASK + 1
@@ -119,15 +121,15 @@ class Muon:
         self._momenta = [torch.zeros_like(torch.stack(group)) for group in self._groups]
 
     @torch.no_grad()
-    def step(self, share: float) -> None:
-        """Move by `share` of the rate."""
+    def step(self, share: Tensor) -> None:
+        """Move by `share` () of the rate."""
         for group, momentum in zip(self._groups, self._momenta, strict=True):
             gradient = torch.stack([matrix.grad for matrix in group if matrix.grad is not None])
             momentum.lerp_(gradient, 1 - MOMENTUM)
             update = orthogonal(gradient.lerp(momentum, MOMENTUM))
             rows, columns = group[0].shape
-            size = self.rate * share * max(1.0, rows / columns) ** 0.5
-            torch._foreach_add_(group, list(update.to(gradient).unbind()), alpha=-size)
+            size = self.rate * max(1.0, rows / columns) ** 0.5
+            torch._foreach_sub_(group, list((update.to(gradient) * (size * share)).unbind()))
 
     def state(self) -> list[Tensor]:
         return self._momenta
@@ -151,6 +153,13 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return x.mT if is_tall else x
 
 
+class TrainedBackbone(Backbone):
+    """The engine's backbone with torch's own norm, which keeps less for the way back."""
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+
+
 class Trainer:
     """Weights and both optimisers: what a restart needs."""
 
@@ -163,11 +172,16 @@ class Trainer:
         matrices = {name: weight for name, weight in self.weights.items() if "_proj." in name}
         others = [w for name, w in self.weights.items() if "embed" not in name and name not in matrices]
         self.muon = Muon(matrices, recipe.matrix_rate)
+        self.rates = [torch.zeros((), device=device) for _ in range(2)]
         self.adam = torch.optim.AdamW(
-            [{"params": tables, "lr": recipe.table_rate}, {"params": others, "lr": recipe.other_rate}],
+            [{"params": tables, "lr": self.rates[0]}, {"params": others, "lr": self.rates[1]}],
             betas=(0.9, 0.95),
             weight_decay=0.0,
+            **on_device(device),
         )
+        self.book_weights = torch.tensor(CODEBOOK_WEIGHTS, device=device) / sum(CODEBOOK_WEIGHTS)
+        self._lengths: tuple[int, ...] = ()
+        self._replay = Replay(self.update, device)
 
     def state(self) -> dict[str, Any]:
         return {"weights": self.weights, "muon": self.muon.state(), "adam": self.adam.state_dict()}
@@ -178,34 +192,49 @@ class Trainer:
             weight.copy_(state["weights"][name])
         self.muon.restore(state["muon"])
         self.adam.load_state_dict(state["adam"])
+        for group, rate in zip(self.adam.param_groups, self.rates, strict=True):
+            group["lr"] = rate
 
     def step(self, index: int, batch: Batch) -> Callable[[], dict[str, Any]]:
-        losses = self.losses(batch)
-        weights = torch.tensor(CODEBOOK_WEIGHTS, device=losses.device) / sum(CODEBOOK_WEIGHTS)
-        loss = (losses * weights).sum()
-        for weight in self.weights.values():
-            weight.grad = None
-        loss.backward()
-        share = self.share(index)
-        for group, rate in zip(self.adam.param_groups, (self.recipe.table_rate, self.recipe.other_rate), strict=True):
-            group["lr"] = rate * share
-        self.adam.step()
-        self.muon.step(share)
+        # A GPU's attention wants a bound on the lengths, the same for all batches of a phase; another's, each of them.
+        longest = next(phase.longest for phase in self.recipe.phases if phase.tokens == len(batch.order))
+        self._lengths = (longest,) if self.device.type == "cuda" else batch.lengths
+        losses = self._replay(torch.tensor(self.share(index)), *batch.tensors(self.device))
         return lambda: {
-            "loss": round(float(loss.detach()), 5),
+            "loss": round(float((losses * self.book_weights).sum()), 5),
             "by_codebook": [round(x, 3) for x in losses.tolist()],
-            "rows": len(batch.order),
         }
 
-    def losses(self, batch: Batch) -> Tensor:
+    def update(self, share: Tensor, *batch: Tensor) -> Tensor:
+        """Learn from a batch (`Batch.tensors`) at `share` () of the rates; returns the losses by codebook, (8,)."""
+        for weight in self.weights.values():
+            weight.grad = None
+        losses = self.losses(*batch)
+        (losses * self.book_weights).sum().backward()
+        for mine, rate in zip(self.rates, (self.recipe.table_rate, self.recipe.other_rate), strict=True):
+            mine.copy_(share * rate)
+        self.adam.step()
+        self.muon.step(share)
+        return losses.detach()
+
+    def losses(
+        self,
+        text: Tensor,
+        audio: Tensor,
+        order: Tensor,
+        targets: Tensor,
+        labels: Tensor,
+        positions: Tensor,
+        offsets: Tensor,
+    ) -> Tensor:
         """Mean cross entropy of the masked cells of each codebook, (8,)."""
-        backbone = Backbone(self.config, {n: w.to(self.dtype) for n, w in self.weights.items()}, self.attention)
-        rows = torch.cat([backbone.embed_text(batch.text), backbone.embed_audio(batch.audio)])
-        hidden = backbone.forward(rows.index_select(0, batch.order), batch.packing())
-        logits = backbone.logits(hidden.index_select(0, batch.targets))
-        cells = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="none")
-        asked = (batch.labels != IGNORED).sum(0).clamp_min(1)
-        return cells.view_as(batch.labels).sum(0) / asked
+        weights = {name: weight.to(self.dtype) for name, weight in self.weights.items()}
+        backbone = TrainedBackbone(self.config, weights, self.attention)
+        rows = torch.cat([backbone.embed_text(text), backbone.embed_audio(audio)]).index_select(0, order)
+        hidden = backbone.forward(rows, Packing(self._lengths, offsets, positions)).index_select(0, targets)
+        logits = backbone.logits(hidden).flatten(0, 1)
+        cells = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none").view_as(labels)
+        return cells.sum(0) / (labels != IGNORED).sum(0).clamp_min(1)
 
     def share(self, index: int) -> float:
         """Of the learning rates at a step: a warm-up, then all, and in the last phase down to nothing."""
@@ -223,4 +252,4 @@ def run(stage: Stage, recipe: Recipe, device: torch.device, processes: int) -> b
         trainer.restore(state)
         first = state["step"]
     source = iter(batches(documents, first, processes, pin=device.type == "cuda"))
-    return stage.train(len(documents), first, lambda index: trainer.step(index, next(source).to(device)), trainer.state)
+    return stage.train(len(documents), first, lambda index: trainer.step(index, next(source)), trainer.state)

@@ -36,12 +36,30 @@ class CodecRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`steps` batches of `tokens` packed rows; a document has up to `max_utterances` and `max_frames` to speak."""
+    """`steps` batches of `tokens` packed rows; a document has up to `max_utterances` and `max_frames` to speak.
+
+    Documents of more than `longest` rows are not taken.
+    """
 
     steps: int
     tokens: int
     max_utterances: int
     max_frames: int
+    longest: int = 1_024
+
+    @property
+    def frames(self) -> int:
+        """How many of the rows may be audio."""
+        return self.tokens * 3 // 4
+
+    @property
+    def sequences(self) -> int:
+        return self.tokens // 64
+
+    @property
+    def num_filling(self) -> int:
+        """Sequences that the rows behind the last document may need."""
+        return -(-self.tokens // self.longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +93,10 @@ class Recipe:
 
 FULL = Recipe(
     num_lines=50_000,
-    voices_per_line=2,
+    voices_per_line=1,
     part_lines=500,
     codec=CodecRecipe(
-        encoder_hidden=8, decoder_hidden=256, hidden=64, codebook_dim=12, steps=5_000, batch=64, num_parts=20
+        encoder_hidden=8, decoder_hidden=256, hidden=64, codebook_dim=12, steps=5_000, batch=64, num_parts=14
     ),
     generator=GeneratorRecipe(
         hidden=192,
@@ -87,7 +105,7 @@ FULL = Recipe(
         kv_heads=2,
         head_dim=64,
         ffn=384,
-        phases=(Phase(11_000, 32_768, 1, 500), Phase(9_000, 49_152, 7, 750)),
+        phases=(Phase(12_000, 32_768, 1, 500), Phase(15_000, 49_152, 7, 750, longest=2_048)),
     ),
 )
 TINY = Recipe(

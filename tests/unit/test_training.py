@@ -25,7 +25,7 @@ from training.documents import IGNORED, MASK, Documents, pack
 from training.export import TooLarge
 from training.export import run as export
 from training.generator import new_weights, orthogonal, write_config
-from training.recipe import FULL, TINY, VOICES
+from training.recipe import FULL, TINY, VOICES, Phase
 from training.speech import FliteVoice, ToneVoice, gather_libraries, speak
 from training.stage import Stage
 from training.text import Line, make_lines, read_lines, templates, wordnet_sentences, write_lines
@@ -211,10 +211,15 @@ def test_documents_ask_only_for_masked_cells(work: Path) -> None:
     documents = Documents(work, TINY.generator)
     for step in (0, len(documents) - 1):
         batch = documents[step]
-        assert batch.order.sort().values.tolist() == list(range(sum(batch.lengths)))
-        assert sum(batch.lengths) <= documents.phase(step).tokens
-        rows = batch.audio[batch.order[batch.targets] - len(batch.text)]
-        assert ((rows == MASK) == (batch.labels != IGNORED)).all()
+        phase = documents.phase(step)
+        assert sum(batch.lengths) == phase.tokens
+        assert max(batch.lengths) <= phase.longest
+        assert batch.labels.shape == (phase.frames, 8)
+        asked = batch.labels != IGNORED
+        learnt = asked.any(1)
+        assert learnt.any()
+        rows = batch.audio[batch.order[batch.targets[learnt]] - phase.tokens]
+        assert ((rows == MASK) == asked[learnt]).all()
         again = documents[step]
         assert torch.equal(batch.labels, again.labels)
         assert torch.equal(batch.text, again.text)
@@ -233,9 +238,16 @@ def test_packed_documents_start_at_position_zero(work: Path) -> None:
     made = [documents.document(documents.phase(0), rng) for _ in range(20)]
     assert any(not document.prompt for document in made)
     assert any(len(document.reference) for document in made)
-    batch = pack(made)
-    assert batch.packing().cu_seqlens.tolist() == [0, *np.cumsum(batch.lengths).tolist(), sum(batch.lengths)]
-    assert batch.positions[batch.packing().cu_seqlens[:-2].long()].eq(0).all()
+    phase = Phase(1, 8_192, 1, 500)
+    batch = pack(made, phase)
+    ends = np.cumsum(batch.lengths).tolist()
+    assert list(batch.lengths[:20]) == [document.num_rows for document in made]
+    assert ends[-1] == phase.tokens
+    assert batch.offsets.tolist() == [0, *ends, *[phase.tokens] * (phase.sequences - len(ends))]
+    assert batch.positions[[0, *ends[:-1]]].eq(0).all()
+    num_text = sum(len(document.prompt) for document in made)
+    is_text = batch.order[: ends[19]] < phase.tokens
+    assert batch.order[: ends[19]][is_text].tolist() == list(range(num_text))
 
 
 def test_quantising_in_training_is_the_engine_s(work: Path) -> None:
@@ -247,7 +259,8 @@ def test_quantising_in_training_is_the_engine_s(work: Path) -> None:
     codes = network.quantizer.encode(hidden)
     wanted = network.quantizer.decode(codes)
     first_three = sum(layer.decode(codes[1, i]) for i, layer in enumerate(network.quantizer.layers()[:3]))
-    found, _ = quantise(network, averages, hidden, books, torch.Generator(), is_first=False)
+    drawn = torch.zeros(8, 1024, dtype=torch.long)
+    found, _ = quantise(network, averages, hidden, books, drawn, is_first=False)
     assert torch.allclose(found[0], wanted[0], atol=1e-4)
     assert torch.allclose(found[1], first_three, atol=1e-4)
 
