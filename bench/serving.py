@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,14 +131,19 @@ class Trace:
 class Server:
     """The worker's loop without the worker: windows in mode "request", joining between steps in mode "step"."""
 
-    def __init__(self, engine: Engine, limits: WindowLimits, num_step: int) -> None:
+    def __init__(self, engine: Engine, limits: WindowLimits) -> None:
         self._engine = engine
         self._limits = limits
-        self._params = SamplingParams(num_step=num_step)
         self._is_step_mode = engine.config.mode == "step"
 
-    def run(self, arrivals: Arrivals, texts: Iterator[str], trace: Trace) -> None:
-        """Serve until nothing comes any more and all have ended."""
+    def run(
+        self,
+        arrivals: Arrivals,
+        requests: Iterator[SynthesisRequest],
+        trace: Trace,
+        on_result: Callable[[int, SynthesisResult], None] | None = None,
+    ) -> None:
+        """Serve until nothing comes any more and all have ended; `on_result` gets each result with its number."""
         started = time.perf_counter()
         waiting: list[float] = []  # arrival times, oldest first
         in_flight: dict[str, float] = {}
@@ -153,8 +158,7 @@ class Server:
             for _ in range(window):
                 name = str(count)
                 in_flight[name] = waiting.pop(0)
-                request = SynthesisRequest(next(texts), "en", seed=count, params=self._params)
-                self._engine.add_request(name, request)
+                self._engine.add_request(name, next(requests))
                 generating.add(name)
                 count += 1
             if window and not self._is_step_mode:
@@ -166,8 +170,11 @@ class Server:
                 now = time.perf_counter() - started
                 for name, result in results:
                     self._note(trace, in_flight.pop(name), now, result)
+                    if on_result is not None:
+                        on_result(int(name), result)
                     arrivals.on_result(now)
             elif not (in_flight or waiting) and arrivals.are_over:
+                self._engine.notify_finished(None)
                 return
             else:
                 time.sleep(IDLE_SLEEP_SECONDS)
@@ -193,6 +200,11 @@ class Server:
             sum(piece.shape[1] for piece in pieces if isinstance(piece, np.ndarray)) / FRAME_RATE
         )
         trace.batches.append(result.batch_size)
+
+
+def requests_of(texts: Iterator[str], num_step: int) -> Iterator[SynthesisRequest]:
+    params = SamplingParams(num_step=num_step)
+    return (SynthesisRequest(text, "en", seed=seed, params=params) for seed, text in enumerate(texts))
 
 
 @contextmanager
@@ -243,11 +255,11 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[Trace]:
             device=arguments.device, mode=mode, max_batch_requests=arguments.max_batch_requests, **options
         )
         engine = Engine.from_checkpoint(folder, config)
-        server = Server(engine, limits, arguments.num_step)
+        server = Server(engine, limits)
         end = arguments.warm_up + arguments.duration
         server.run(
             Arrivals.closed_loop(arguments.max_batch_requests, arguments.warm_up),
-            mixed_texts(1),
+            requests_of(mixed_texts(1), arguments.num_step),
             Trace(mode, "warm-up"),
         )
         loads: list[tuple[str, Arrivals]] = [
@@ -261,7 +273,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[Trace]:
         for load, arrivals in loads:
             trace = Trace(mode, load)
             with gpu_busy(trace, arguments.device == "cuda"):
-                server.run(arrivals, mixed_texts(0), trace)
+                server.run(arrivals, requests_of(mixed_texts(0), arguments.num_step), trace)
             traces.append(trace)
             print(json.dumps(trace.figures(arguments.warm_up)), flush=True)
         del engine, server

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.accuracy_texts import Recogniser, rate_and_error, word_errors, words
+from bench.accuracy.words import Recogniser, rate_and_error, word_errors, words
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest
 from omnivoice.audio.wav import encode_wav
 from omnivoice.parameters import FRAME_RATE, HOP_LENGTH, SAMPLE_RATE

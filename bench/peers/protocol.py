@@ -22,22 +22,29 @@ class Voice:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One batch to generate: texts, all to `frames` frames of audio. Text number i has the seed i."""
+    """One batch to generate: texts, all to `frames` frames of audio, or with None each as long as the package thinks.
+
+    Text number i has the seed i, and is designed by `instructs` number i where there are any.
+    """
 
     texts: list[str]
-    frames: int
+    frames: int | None
     num_step: int = 32
     voice: Voice | None = None
     position_temperature: float = 5.0
     language: str = "en"
+    instructs: list[str] | None = None
 
     @property
-    def duration(self) -> float:
+    def duration(self) -> float | None:
         """Seconds that every package rounds down to `frames`: half a frame over, as 4.08 × 25 is below 102."""
-        return (self.frames + 0.5) / FRAME_RATE
+        return None if self.frames is None else (self.frames + 0.5) / FRAME_RATE
 
     @property
     def audio_seconds(self) -> float:
+        """Raises `ValueError` for a length that is left to the package."""
+        if self.frames is None:
+            raise ValueError("the package chooses the length")
         return len(self.texts) * self.frames / FRAME_RATE
 
     def to_line(self, **more: object) -> str:

@@ -45,7 +45,11 @@ class Reference:
         if work.voice is not None:
             voice = self._voice_type(torch.tensor(work.voice.codes), work.voice.text, 0.1)
         task = self._model._preprocess_all(
-            text=list(work.texts), language=work.language, voice_clone_prompt=voice, duration=work.duration
+            text=list(work.texts),
+            language=work.language,
+            voice_clone_prompt=voice,
+            instruct=work.instructs,
+            duration=work.duration,
         )
         codes: list[torch.Tensor] = self._model._generate_iterative(task, config)
         return codes
