@@ -41,7 +41,7 @@ def parse() -> argparse.Namespace:
     listening = commands.add_parser("listen", help="word error rates of what `generate` left")
     listening.add_argument("folder", type=Path)
     listening.add_argument("--rows", default="", help="comma-separated patterns; default all")
-    for command, sentences in ((speaking, len(SENTENCES)), (comparing, 24), (timing, 16)):
+    for command, sentences in ((speaking, len(SENTENCES)), (comparing, 12), (timing, 16)):
         command.add_argument(
             "--sentences", type=int, default=sentences, help="how many; longer texts are as many fewer"
         )
@@ -50,8 +50,11 @@ def parse() -> argparse.Namespace:
         command.add_argument("--checkpoint", type=Path, required=True)
         command.set_defaults(command=function)
     arguments = parser.parse_args()
-    if getattr(arguments, "sentences", 1) < 1:
-        parser.error("--sentences: at least 1")
+    for name in ("sentences", "rate_sentences", "num_step", "threads", "repeats"):
+        if getattr(arguments, name, 1) < 1:
+            parser.error(f"--{name.replace('_', '-')}: at least 1")
+    if getattr(arguments, "rate", 1.0) <= 0:
+        parser.error("--rate: more than 0")
     return arguments
 
 

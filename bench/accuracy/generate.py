@@ -38,8 +38,9 @@ from bench.accuracy.rows import (
     rows_of,
 )
 from bench.accuracy.texts import KINDS, SHORT, Utterance, utterances
+from bench.arrivals import Arrivals, Clients, poisson_times
 from bench.command import shown_command
-from bench.serving import ALL_TOKENS, Arrivals, Server, Trace, poisson_times
+from bench.serving import ALL_TOKENS, Server, Trace
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisResult
 from omnivoice.parameters import FRAME_RATE
 from worker.window import WindowLimits
@@ -50,19 +51,6 @@ WINDOW_SECONDS = 0.02
 
 class RowFailed(Exception):
     """A row cannot be had, or one of its requests failed; the others' figures do not depend on it."""
-
-
-class Clients(Arrivals):
-    """So many clients with one request in flight each, until `total` have been sent."""
-
-    def __init__(self, clients: int, total: int) -> None:
-        super().__init__([0.0] * min(clients, total), resend_until=float("inf"))
-        self._left = total - min(clients, total)
-
-    def on_result(self, now: float) -> None:
-        if self._left:
-            self._left -= 1
-            super().on_result(now)
 
 
 def start(name: str, arguments: argparse.Namespace) -> Engine:
@@ -201,8 +189,11 @@ class Table:
             self._states = states_of(engine, utterances(SHORT, self._arguments.sentences)[:FORCED_UTTERANCES], params)
         tokens = forced_tokens(engine, self._states, params)
         self._wanted = self._wanted or tokens
-        self.folder.results["forced"][name] = forced_agreement(tokens, self._wanted, self._states)
+        shares = forced_agreement(tokens, self._wanted, self._states)
+        self.folder.results["forced"][name] = shares
         self.folder.write()
+        shown = ", ".join(f"{100 * (by_step['all'] or 0):.2f} % of {cells} cells" for cells, by_step in shares.items())
+        print(f"{name}: one step from the baseline's states: {shown} equal", flush=True)
 
     def _refer(self, row: Row) -> None:
         from bench.accuracy.reference import speak  # noqa: PLC0415 - imports what only peers need

@@ -28,8 +28,10 @@ class Recogniser:
         self._model = WhisperModel(str(get_model_path()), device="cpu", compute_type="int8", local_files_only=True)
 
     def __call__(self, wav: bytes) -> str:
-        """What is said in a WAV file."""
-        segments, _ = self._model.transcribe(io.BytesIO(wav), beam_size=1, language="en")
+        """What is said in a WAV file; of a long one each half minute is heard by itself."""
+        segments, _ = self._model.transcribe(
+            io.BytesIO(wav), beam_size=1, language="en", condition_on_previous_text=False
+        )
         return " ".join(segment.text for segment in segments)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from bench.accuracy.agreement import MASK, State, agreement, forced_agreement, forced_tokens, states_of
-from bench.accuracy.generate import Clients, generate, pieces_of, spoken
+from bench.accuracy.generate import generate, pieces_of, spoken
 from bench.accuracy.kept import Folder
+from bench.accuracy.listen import figures_of, listen, percent, table
 from bench.accuracy.rows import BASELINE, CLIENTS, ENGINES, RATE, Row, chosen, in_turns, rows_of
 from bench.accuracy.texts import DIGITS, JOINED, KINDS, LONG, MINUTE, NUMBERS, SENTENCES, SHORT, utterances
 from bench.accuracy.words import Mean, numbers_right, rate_and_error, word_errors, words
@@ -23,6 +25,7 @@ from training.recipe import VOICES
 from training.text import Line
 
 SEVERAL = SamplingParams(num_step=2)
+DEMO = Path(__file__).parents[2] / "checkpoints" / "demo"
 
 
 def test_sentences_are_held_out_and_can_be_heard_in_one_way() -> None:
@@ -166,16 +169,6 @@ def test_rows_are_there_for_every_device_and_share_engines() -> None:
         assert str(config.resolved_dtype()) == f"torch.{options['dtype']}"
 
 
-def test_clients_send_again_after_each_result_until_all_are_sent() -> None:
-    clients = Clients(2, total=3)
-    assert clients.due(0.0) == [0.0, 0.0]
-    clients.on_result(0.5)
-    assert not clients.are_over
-    assert clients.due(0.5) == [0.5]
-    clients.on_result(0.6)
-    assert clients.are_over
-
-
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     return Engine.from_checkpoint(SMALL_CHECKPOINT, EngineConfig(device="cpu", dtype="float64", mode="step"))
@@ -223,3 +216,50 @@ def test_generate_keeps_a_row_at_a_time_and_names_what_is_not_there(tmp_path: Pa
     assert list(folder.codes("float32-eager-4-in-flight-short")) == ["short-000", "short-001", "short-002"]
     assert list(folder.codes("float32-eager-step-mode-50-a-second-short")) == ["short-000", "short-001"]
     assert folder.results["forced"]["float32 eager"]["masked"]["all"] == 1.0
+
+
+def a_row(errors: dict[str, int], **figures: object) -> dict[str, object]:
+    counts = {"errors": errors, "lengths": dict.fromkeys(errors, 4), "numbers_right": {}}
+    shares = {"codes": 0.5, "utterances": 0.0}
+    times = {"seconds": 2.0, "audio_seconds": 10.0, "paced": False}
+    return {"kind": SHORT, "counts": counts, "agreement": shares, "own": None, **times, **figures}
+
+
+def test_the_table_compares_with_the_baseline_text_by_text() -> None:
+    texts = {name: {"instruct": voice} for name, voice in (("a", "female"), ("b", "male"), ("c", "female"))}
+    about = {"device": "CPU", "torch": "2", "date": "today", "num_step": 8, "texts": texts, "not_there": {"fp8": "no"}}
+    forced = {"slow": {"masked": {"all": 0.75}, "unmasked next": {"all": 1.0}}}
+    slow = a_row({"a": 0, "b": 1, "c": 2}, name="slow, short", engine="slow")
+    fast = a_row({"a": 1, "c": 3}, name="fast, short", engine="fast", paced=True)  # it has fewer texts
+    slow["figures"] = figures_of(slow["counts"], None)  # type: ignore[arg-type]
+    fast["figures"] = figures_of(fast["counts"], slow["counts"])  # type: ignore[arg-type]
+    lines = table({**about, "forced": forced}, {"slow": slow, "fast": fast}).splitlines()
+    assert lines[0].startswith("CPU, torch 2, today; 8 steps where a row names none")
+    assert lines[4].startswith("| slow, short | 3 | 25.0 [0.0, 50.0] % | 25.0 % | 25.0 % | – | 50.00 % | 0.00 % | – |")
+    assert lines[4].endswith("| 75.00 % | 100 % | 10 | 2.0 | 0.2000 |")
+    assert "| fast, short | 2 | 50.0 [25.0, 75.0] % | 50.0 % | 50.0 % | +25.0 [+25.0, +25.0] % |" in lines[5]
+    assert lines[5].endswith("| – | – | 10 | 2.0 | – |")
+    assert "| slow, short | 25.0 [0.0, 50.0] % | 25.0 [25.0, 25.0] % |" in lines
+    assert lines[-1] == "- not there: fp8: no"
+
+
+def test_only_what_is_all_equal_shows_as_100() -> None:
+    assert [percent(share) for share in (1.0, 0.999999, 0.5, None)] == ["100 %", "99.99 %", "50.00 %", "–"]
+
+
+def test_what_is_heard_of_codes_is_what_was_written_and_the_same_codes_are_heard_once(tmp_path: Path) -> None:
+    arguments = argparse.Namespace(
+        checkpoint=DEMO, out=tmp_path, folder=tmp_path, device="cpu", sentences=1, num_step=16, rate=1.0
+    )
+    arguments.rows, arguments.reference = "*4-in-flight*", None
+    generate(arguments)
+    arguments.rows = ""
+    listen(arguments)
+    rows = json.loads((tmp_path / "table.json").read_text("utf-8"))["rows"]
+    assert rows["float32-eager-batches-of-32-short"]["figures"]["mean"]["mean"] <= 0.2
+    assert rows["float32-eager-4-in-flight-short"]["figures"]["more"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    heard = (tmp_path / "heard.jsonl").read_text("utf-8")
+    assert len(heard.splitlines()) == 1
+    listen(arguments)
+    assert (tmp_path / "heard.jsonl").read_text("utf-8") == heard
+    assert "| float32 eager, 4 in flight, short | 1 |" in (tmp_path / "table.md").read_text("utf-8")

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from bench.arrivals import Arrivals, Clients, poisson_times
 from bench.engine import measure, parse
 from bench.floors import products_of_layer
 from bench.peers.ours import RowCounter, make_work, requests_of
@@ -19,7 +20,7 @@ from bench.peers.protocol import Work
 from bench.peers.standins import add_package, empty_modules
 from bench.plot import Block, Summary, markdown, percentile, tables
 from bench.random_checkpoint import SMALL_CHECKPOINT
-from bench.serving import Arrivals, Trace, poisson_times
+from bench.serving import Trace
 from bench.texts import SENTENCES, mixed_texts, texts_of
 from omnivoice.model.config import ModelConfig
 from omnivoice.planning import plan
@@ -99,6 +100,14 @@ def test_every_contender_is_asked_for_the_same_frames() -> None:
         assert work == Work.from_message({**_read(work.to_line()), "untimed": 1})
 
 
+def test_work_may_leave_the_length_to_the_package_and_name_voices() -> None:
+    work = Work(["Hello."], None, instructs=["female"])
+    assert Work.from_message(_read(work.to_line())) == work
+    assert work.duration is None
+    with pytest.raises(ValueError, match="the package chooses the length"):
+        _ = work.audio_seconds
+
+
 def _read(line: str) -> dict[str, object]:
     message: dict[str, object] = json.loads(line)
     return message
@@ -137,6 +146,16 @@ def test_a_closed_loop_sends_again_after_each_result_until_its_end() -> None:
     assert arrivals.due(0.5) == [0.4]
     arrivals.on_result(1.0)
     assert arrivals.are_over
+
+
+def test_clients_send_again_after_each_result_until_all_are_sent() -> None:
+    clients = Clients(2, total=3)
+    assert clients.due(0.0) == [0.0, 0.0]
+    clients.on_result(0.5)
+    assert not clients.are_over
+    assert clients.due(0.5) == [0.5]
+    clients.on_result(0.6)
+    assert clients.are_over
 
 
 def test_figures_of_a_trace_leave_out_the_warm_up() -> None:
