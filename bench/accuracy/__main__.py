@@ -21,6 +21,13 @@ def listen(arguments: argparse.Namespace) -> None:
     listen_to(arguments)
 
 
+def speak(arguments: argparse.Namespace) -> None:
+    generate(arguments)
+    if arguments.listen:
+        arguments.folder, arguments.rows = arguments.out, ""
+        listen(arguments)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=bench.accuracy.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -28,6 +35,7 @@ def parse() -> argparse.Namespace:
     commands = parser.add_subparsers(required=True)
     speaking = commands.add_parser("generate", help="speak the texts in every row of the table and compare the codes")
     speaking.add_argument("--out", type=Path, required=True, help="folder for figures and codes")
+    speaking.add_argument("--listen", action="store_true", help="listen as well, where the development packages are")
     speaking.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     speaking.add_argument("--rows", default="", help="comma-separated patterns, such as *digits,fp8*; default all")
     speaking.add_argument("--reference", type=Path, help="folder with the reference package's wheel, for its row")
@@ -46,7 +54,7 @@ def parse() -> argparse.Namespace:
             "--sentences", type=int, default=sentences, help="how many; longer texts are as many fewer"
         )
         command.add_argument("--num-step", type=int, default=NUM_STEP)
-    for command, function in ((speaking, generate), (comparing, compare), (timing, realtime), (listening, listen)):
+    for command, function in ((speaking, speak), (comparing, compare), (timing, realtime), (listening, listen)):
         command.add_argument("--checkpoint", type=Path, required=True)
         command.set_defaults(command=function)
     arguments = parser.parse_args()
