@@ -20,6 +20,8 @@ from servers import free_ports, wait_until
 
 from infra.local import demo
 from infra.local.processes import ProcessId
+from infra.local.services import SEAWEEDFS_PORTS
+from infra.local.state import State
 
 CHECKOUT = Path(__file__).parents[2]
 COMMAND_SECONDS = 150.0
@@ -28,10 +30,16 @@ pytestmark = [pytest.mark.redis, pytest.mark.s3]
 
 
 class LocalStack:
-    """`python -m infra.local` with a state folder of its own, on any free ports."""
+    """`python -m infra.local` with a state folder of its own, on ports of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # The usual ones are anybody's: between a look at them and the start of a server, another stack may take them.
+        names = ("redis", "api", *SEAWEEDFS_PORTS)
+        chosen = dict(zip(names, free_ports(len(names)), strict=True))
+        for stack in ("stack", "demo"):
+            (folder / stack).mkdir(parents=True)
+            State(folder / stack, ports=chosen).save()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMNIVOICE_", "AWS_"))}
         self.environment = {**inherited, "OMNIVOICE_API_PORT": "0"}
 
