@@ -19,6 +19,11 @@ if TYPE_CHECKING:  # what they import is loaded by the tests that ask for it
     from promises import Promises
     from workers import Desk
 
+# Test processes side by side share the cores: with a thread of torch's for each core in each of them, all wait for one
+# another, and on a busy machine three times as long as one thread takes. Before any import of torch.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Two busy cores make any time limit for one example a flaky test; pytest-timeout bounds the whole.
 hypothesis.settings.register_profile("omnivoice", deadline=None)
 hypothesis.settings.load_profile("omnivoice")
