@@ -102,7 +102,7 @@ def test_redis_away_for_longer_than_a_lease(desk: Desk, environment: dict[str, s
 def test_sigterm_while_redis_is_away_still_ends_in_time(
     desk: Desk, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    drain_seconds = 3.0
+    drain_seconds = 1.5
     with gate_to(port_of(desk.settings.redis_url)) as gate:
         settings = {"redis_url": f"redis://127.0.0.1:{gate.port}/0", "drain_seconds": drain_seconds}
         with run_worker(environment, tmp_path / "cut-off.log", tone_window_ms=60_000, **settings) as worker:
