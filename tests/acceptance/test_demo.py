@@ -241,7 +241,6 @@ def test_an_interrupt_stops_what_was_started(stack: LocalStack) -> None:
     assert stack.own_processes() == []
 
 
-@pytest.mark.soak
 def test_an_interrupt_cuts_no_stopping_short(stack: LocalStack, tmp_path: Path) -> None:
     """Half a stop would leave processes that no later command knows of, or one that counts as running while it ends."""
     tones = {"OMNIVOICE_SYNTHESIZER": "tone"}
