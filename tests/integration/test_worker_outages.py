@@ -111,7 +111,7 @@ def test_sigterm_while_redis_is_away_still_ends_in_time(
             gate.close()
             wait_until(lambda: worker.has_logged("heartbeat failed"), what="a failed heartbeat")
             worker.signal(signal.SIGTERM)
-            worker.wait_exit(drain_seconds + 2)
+            worker.wait_exit(drain_seconds + 5)
     with run_worker(environment, tmp_path / "next.log"):
         [record] = desk.wait_ended([job_id])
     # It could not be handed back, so its lease had to lapse, and its attempt counts.
