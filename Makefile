@@ -31,7 +31,7 @@ status: $(LOCAL) ## what of it runs, and where
 
 test: lint ## every check and every test that needs no GPU
 	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile -m "not gpu and not soak"
-	$(BIN)/python -m pytest tests --ignore tests/unit -m "not gpu and not soak"
+	$(BIN)/python -m pytest tests --ignore tests/unit -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not soak"
 
 lint: $(DEV) types ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .

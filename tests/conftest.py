@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from botocore.loaders import JSONFileLoader
 from redis import Redis
 from servers import S3Server, ServerMissing, redis_program, run_redis, run_seaweedfs, weed_program
 
@@ -18,6 +20,15 @@ from worker.jobs.settings import Settings
 if TYPE_CHECKING:  # what they import is loaded by the tests that ask for it
     from promises import Promises
     from workers import Desk
+
+# Test processes side by side share the cores: with a thread of torch's for each core in each of them, all wait for one
+# another, and on a busy machine three times as long as one thread takes. Before any import of torch.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# boto3 parses a megabyte of JSON for each of its sessions, 0.1 s, and tests have hundreds of stores of their own.
+_read_json = functools.cache(JSONFileLoader().load_file)
+JSONFileLoader.load_file = lambda self, file_path: _read_json(file_path)
 
 # Two busy cores make any time limit for one example a flaky test; pytest-timeout bounds the whole.
 hypothesis.settings.register_profile("omnivoice", deadline=None)

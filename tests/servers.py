@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import random
 import shutil
 import socket
 import subprocess
@@ -21,6 +22,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from redis import Redis
 from redis.exceptions import AuthenticationError, RedisError
+
+from infra.local import ports
 
 START_SECONDS = 60.0
 S3_ACCESS_KEY = "test-access"
@@ -66,12 +69,17 @@ def wait_until(condition: Callable[[], T], seconds: float = 10.0, what: str = "t
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
-        return [item.getsockname()[1] for item in sockets]
+    """Ports that nothing listens on, all different, and of no other process of any test run until this one ends."""
+    return [ports.reserve_any() for _ in range(count)]
+
+
+def free_port_of_a_node() -> int:
+    """The port of a Redis that may be a cluster's node: with it, one takes the port ten thousand above."""
+    for _ in range(ports.MAX_TRIES):
+        port = random.randint(ports.LOWEST, ports.HIGHEST - 10_000)
+        if ports.reserve(port + 10_000) and ports.reserve(port):
+            return port
+    raise AssertionError("no pair of free ports")
 
 
 def redis_program() -> str:
@@ -95,7 +103,7 @@ def weed_program() -> str:
 @contextlib.contextmanager
 def run_redis(folder: Path, port: int | None = None, *options: str) -> Iterator[str]:
     """A redis-server that keeps nothing (`options` change that); gives its URL."""
-    port = port or min(free_ports(8))  # a node of a cluster takes none above 55535
+    port = port or free_port_of_a_node()
     command = [redis_program(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
     command += ["--save", "", "--appendonly", "no", *options]
 
@@ -118,7 +126,7 @@ def run_seaweedfs(folder: Path, bucket: str = "omnivoice", is_full: bool = False
     """SeaweedFS that knows one pair of keys and holds one empty bucket; `is_full` gives it no space to write to."""
     names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
     names += ("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc")
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    chosen = dict(zip(names, free_ports(len(names)), strict=True))
     keys = {"accessKey": S3_ACCESS_KEY, "secretKey": S3_SECRET_KEY}
     identity = {"name": "test", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
@@ -128,15 +136,15 @@ def run_seaweedfs(folder: Path, bucket: str = "omnivoice", is_full: bool = False
     command += ["-s3.autoCreateBucket=false", "-master.telemetry=false", "-master.volumeSizeLimitMB=64"]
     # A volume server keeps this share of its disk free: with all of it, it has none to give.
     command += [f"-volume.minFreeSpace={100 if is_full else 1}"]
-    command += ["-volume.max=100", *(f"-{name}={port}" for name, port in ports.items())]
-    server = S3Server(f"http://127.0.0.1:{ports['s3.port']}", bucket, S3_ACCESS_KEY, S3_SECRET_KEY)
+    command += ["-volume.max=100", *(f"-{name}={port}" for name, port in chosen.items())]
+    server = S3Server(f"http://127.0.0.1:{chosen['s3.port']}", bucket, S3_ACCESS_KEY, S3_SECRET_KEY)
     with _process(command, folder / "weed.log") as process:
         # It answers before its volumes take writes, so a first object must have gone in.
         is_ready = _has_bucket if is_full else _takes_writes
         _wait_ready(process, lambda: is_ready(server), folder / "weed.log")
         yield server
     # A killed one leaves its Unix sockets, which it names by its ports.
-    for port in ports.values():
+    for port in chosen.values():
         for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
             path.unlink(missing_ok=True)
 

@@ -30,7 +30,8 @@ from worker.jobs.storage import ObjectStore
 from worker.synthesizers import tone_hertz
 
 REPOSITORY = Path(__file__).parents[1]
-START_SECONDS = 40.0
+START_SECONDS = 90.0
+"""Imports of the model take seconds, and many of them where others use the cores."""
 JOB_SECONDS = 30.0
 
 

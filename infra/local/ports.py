@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from infra.local.errors import LocalError
 
@@ -37,20 +37,38 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
+def reserve(port: int) -> bool:
+    """Keep a port of 127.0.0.1 for this process and the servers that it starts, until it ends; False where it is taken.
+
+    Bound and not listened on, a port is free for servers, which bind with SO_REUSEADDR, and nobody else who calls this:
+    two processes that look for ports at one time never find the same.
+    """
+    holder = socket.socket()
+    try:
+        holder.bind(("127.0.0.1", port))
+    except OSError:
+        holder.close()
+        return False
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.detach()  # open for as long as this process lives; programs that it starts do not inherit it
+    return True
+
+
+def reserve_any(excluded: Collection[int] = ()) -> int:
+    """A port that was free, reserved."""
+    for _ in range(MAX_TRIES):
+        port = random.randint(LOWEST, HIGHEST)
+        if port not in excluded and reserve(port):
+            return port
+    raise LocalError(f"no free TCP port found from {LOWEST} to {HIGHEST} on 127.0.0.1")
+
+
 def choose(names: Sequence[str], preferred: Mapping[str, int]) -> dict[str, int]:
-    """A free port for each name, the preferred one where it is free; no port twice."""
+    """A free port for each name, the preferred one where it is free, else a reserved one; no port twice."""
     chosen: dict[str, int] = {}
     for name in names:
         port = preferred.get(name)
         if port is None or port in chosen.values() or not is_free(port):
-            port = _any_free(set(chosen.values()) | set(preferred.values()))
+            port = reserve_any({*chosen.values(), *preferred.values()})
         chosen[name] = port
     return chosen
-
-
-def _any_free(excluded: set[int]) -> int:
-    for _ in range(MAX_TRIES):
-        port = random.randint(LOWEST, HIGHEST)
-        if port not in excluded and is_free(port):
-            return port
-    raise LocalError(f"no free TCP port found from {LOWEST} to {HIGHEST} on 127.0.0.1")

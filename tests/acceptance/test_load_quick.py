@@ -13,7 +13,7 @@ CHECKOUT = Path(__file__).parents[2]
 PARTS = "submit,worker_uploading,latency,redis"
 """Without those that others are made of: the worker without uploads, memory."""
 
-pytestmark = [pytest.mark.soak, pytest.mark.redis, pytest.mark.s3]
+pytestmark = [pytest.mark.redis, pytest.mark.s3]
 
 
 @pytest.mark.timeout(170)

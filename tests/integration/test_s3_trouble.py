@@ -30,7 +30,7 @@ TROUBLE: dict[str, Callable[[Proxy], None]] = {
     "500": lambda proxy: proxy.answer_with(500, every=1),
     "503": lambda proxy: proxy.answer_with(503, every=1),
     "403": lambda proxy: proxy.answer_with(403, every=1),
-    "slow": lambda proxy: proxy.slow_down(every=1),
+    "slow": lambda proxy: proxy.slow_down(every=1, seconds=0.5),
     "reset in the body": lambda proxy: proxy.break_bodies(every=1),
 }
 

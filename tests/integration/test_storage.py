@@ -126,8 +126,8 @@ def test_one_half_open_connection_costs_one_try_however_many_there_are(
 
 def test_a_slow_store_is_waited_for(settings: Settings, proxy: Proxy) -> None:
     settings = settings.model_copy(update={"s3_endpoint": f"http://127.0.0.1:{proxy.port}"})
-    store = ObjectStore(settings, Patience(4, 0.5, 10.0))
-    proxy.slow_down(1)
+    store = ObjectStore(settings, Patience(2, 0.3, 10.0))
+    proxy.slow_down(1, seconds=0.5)
     store.put(KEY, bytes(20_000), "audio/wav")
     proxy.behave()
     assert store.get(KEY) == bytes(20_000)

@@ -12,7 +12,8 @@ from worker.jobs.models import Status
 
 
 def test_running_job_is_cancelled_at_the_next_step(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
-    with run_worker(environment, tmp_path / "worker.log", tone_window_ms=4_000):
+    together = {"tone_window_ms": 4_000, "max_batch_requests": 2, "max_wait_ms": 20_000}
+    with run_worker(environment, tmp_path / "worker.log", **together):
         cancelled, mate = desk.submit("Never mind."), desk.submit("Carry on.")
         desk.wait_for(cancelled, Status.RUNNING)
         desk.wait_for(mate, Status.RUNNING)
@@ -28,7 +29,7 @@ def test_running_job_is_cancelled_at_the_next_step(desk: Desk, environment: dict
 def test_running_job_is_cancelled_without_waiting_for_a_heartbeat(
     desk: Desk, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    settings = {"tone_window_ms": 12_000, "lease_seconds": 120}  # in steps of 3 s
+    settings = {"tone_window_ms": 8_000, "lease_seconds": 120}  # in steps of 2 s
     with run_worker(environment, tmp_path / "worker.log", **settings):
         job_id = desk.submit("Never mind.")
         desk.wait_for(job_id, Status.RUNNING)

@@ -102,7 +102,7 @@ def test_redis_away_for_longer_than_a_lease(desk: Desk, environment: dict[str, s
 def test_sigterm_while_redis_is_away_still_ends_in_time(
     desk: Desk, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    drain_seconds = 3.0
+    drain_seconds = 1.5
     with gate_to(port_of(desk.settings.redis_url)) as gate:
         settings = {"redis_url": f"redis://127.0.0.1:{gate.port}/0", "drain_seconds": drain_seconds}
         with run_worker(environment, tmp_path / "cut-off.log", tone_window_ms=60_000, **settings) as worker:
@@ -111,7 +111,7 @@ def test_sigterm_while_redis_is_away_still_ends_in_time(
             gate.close()
             wait_until(lambda: worker.has_logged("heartbeat failed"), what="a failed heartbeat")
             worker.signal(signal.SIGTERM)
-            worker.wait_exit(drain_seconds + 2)
+            worker.wait_exit(drain_seconds + 5)
     with run_worker(environment, tmp_path / "next.log"):
         [record] = desk.wait_ended([job_id])
     # It could not be handed back, so its lease had to lapse, and its attempt counts.

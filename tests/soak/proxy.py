@@ -51,6 +51,7 @@ class Proxy:
         self._target = target
         self._links: set[Link] = set()
         self._mode = ""
+        self._slow_seconds = SLOW_SECONDS
         self._every = 1
         self._num_requests = 0
         self._answers_to_lose = 0
@@ -83,8 +84,9 @@ class Proxy:
         """HTTP: answer requests with an error of S3's instead of passing them on."""
         self._misbehave(f"status {status}", every)
 
-    def slow_down(self, every: int) -> None:
+    def slow_down(self, every: int, seconds: float = SLOW_SECONDS) -> None:
         """HTTP: hold every piece of a request and of its answer for a while."""
+        self._loop.call_soon_threadsafe(setattr, self, "_slow_seconds", seconds)
         self._misbehave("slow", every)
 
     def break_bodies(self, every: int) -> None:
@@ -160,7 +162,7 @@ class Proxy:
                     link.reset()
                     return
                 if link.is_slow:
-                    await asyncio.sleep(SLOW_SECONDS)
+                    await asyncio.sleep(self._slow_seconds)
                 await _send(link.server, data)
         if not link.is_forgotten:  # a forgotten one's server learns nothing of its client's end
             _end(link.server)
@@ -196,7 +198,7 @@ class Proxy:
                     link.reset()
                     return
                 if link.is_slow:
-                    await asyncio.sleep(SLOW_SECONDS)
+                    await asyncio.sleep(self._slow_seconds)
                 await _send(link.client, data)
         if not link.is_forgotten:
             _end(link.client)
