@@ -117,6 +117,10 @@ def new_network(folder: Path) -> CodecNetwork:
             # Fifteen in a row, each adding as much as it is given, would make signals a hundred times as large.
             parameter.data.mul_(RESIDUAL_GAIN)
     network.acoustic_decoder.conv2.weight.data.mul_(OUTPUT_GAIN)
+    for layer in network.quantizer.layers():
+        # What a codebook takes away is then a part of what is left, and not something beside it.
+        nn.init.orthogonal_(layer.project_in.weight)
+        layer.project_out.weight.data.copy_(layer.project_in.weight.T)
     network.train()
     network.semantic_model.requires_grad_(False).eval()
     return network
@@ -159,13 +163,15 @@ class Averages(nn.Module):
 
 def quantise(
     network: CodecNetwork, averages: Averages, hidden: Tensor, num_books: Tensor, drawn: Tensor, is_first: bool
-) -> tuple[Tensor, Tensor]:
-    """`hidden` (batch, frames, size) through the first `num_books` (batch,) codebooks, and the commitment loss.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`hidden` (batch, frames, size) through the first `num_books` (batch,) codebooks; commitment loss and residual.
 
+    The residual is the power that the books leave over, as a share of all, the mean over books. Nothing else makes a
+    book's way in and its way out fit together: without it in the loss, later books add to what is left.
     The centres learn from what they are given here, which is what all books before them leave over, also where later
     ones are not heard; gradients pass a codebook as if it were not there.
     """
-    result, left, loss = torch.zeros_like(hidden), hidden, hidden.new_zeros(())
+    result, left, loss, power = torch.zeros_like(hidden), hidden, hidden.new_zeros(()), hidden.new_zeros(())
     for index, layer in enumerate(network.quantizer.layers()):
         points = layer.project_in(left)
         with torch.no_grad():
@@ -177,8 +183,9 @@ def quantise(
         loss = loss + F.mse_loss(points, centres)
         change = layer.project_out(points + (centres - points).detach())
         left = left - change
+        power = power + left.square().mean()
         result = result + change * (index < num_books)[:, None, None]
-    return result, loss / NUM_CODEBOOKS
+    return result, loss / NUM_CODEBOOKS, power / (NUM_CODEBOOKS * hidden.detach().square().mean())
 
 
 class SpectralLoss(nn.Module):
@@ -281,11 +288,12 @@ class Trainer:
         return lambda: {
             "loss": round(float(losses[0]), 5),
             "commitment": round(float(losses[1]), 5),
+            "residual": round(float(losses[2]), 5),
             "perplexity": round(self.averages.perplexity(), 1),
         }
 
     def update(self, share: Tensor, starts: Tensor, books: Tensor, drawn: Tensor) -> Tensor:
-        """Learn from the clips at `starts` (batch,) at `share` () of the rate; spectral loss and commitment, (2,)."""
+        """Learn from the clips at `starts` (batch,) at `share` () of the rate; its losses, (3,)."""
         network, length = self.network, self.recipe.frames * HOP_LENGTH
         self.optimizer.zero_grad(set_to_none=True)
         self.rate.copy_(share * self.recipe.learning_rate)
@@ -294,13 +302,13 @@ class Trainer:
             semantic = network.semantic_features(to_semantic(clips, network.semantic_sample_rate))
         acoustic = network.acoustic_encoder(clips[:, None])
         hidden = network.fc(torch.cat([acoustic, network.encoder_semantic(semantic.mT)], dim=1).mT)
-        hidden, commitment = quantise(network, self.averages, hidden, books, drawn, self._is_first)
+        hidden, commitment, residual = quantise(network, self.averages, hidden, books, drawn, self._is_first)
         heard = network.acoustic_decoder(network.fc2(hidden).mT)[:, 0]
         spectral = self.loss(heard, clips)
-        (spectral + COMMITMENT_WEIGHT * commitment).backward()
+        (spectral + COMMITMENT_WEIGHT * (commitment + residual)).backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         self.optimizer.step()
-        return torch.stack([spectral, commitment]).detach()
+        return torch.stack([spectral, commitment, residual]).detach()
 
 
 def write_codec(folder: Path, network: CodecNetwork, averages: Averages) -> None:

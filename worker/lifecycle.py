@@ -6,6 +6,7 @@ are resolved, by the batcher or, when the synthesizer hangs, without it.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import queue
@@ -24,6 +25,8 @@ FORCED_EXIT_STATUS = 1
 UPLOAD_SHARE = 0.3
 """Part of the drain that is kept for uploads and the ledger after the synthesizer has had its time."""
 RELEASE_SHARE = 0.1
+FINAL_SECONDS = 1.0
+"""Beyond the drain, for an interpreter that hangs in its own end."""
 POLL_SECONDS = 0.02
 
 
@@ -58,6 +61,8 @@ class Drain:
         last_resort = threading.Timer(self._drain_seconds, self._force_exit)
         last_resort.daemon = True
         last_resort.start()
+        # No Python thread runs any more while the interpreter ends; this one is not Python's.
+        faulthandler.dump_traceback_later(self._drain_seconds + FINAL_SECONDS, exit=True)
         logger.info("draining for at most %g s", self._drain_seconds)
         self._on_begin()
         self._batcher.drain()

@@ -18,6 +18,7 @@ from worker.jobs import names
 from worker.jobs.ledger import Claim, Ledger
 from worker.jobs.models import Queue, Status
 from worker.jobs.settings import Settings
+from worker.lifecycle import FORCED_EXIT_STATUS
 
 
 @pytest.fixture
@@ -185,3 +186,25 @@ def test_worker_with_a_broken_synthesizer_ends_and_says_so(
     with run_worker(environment, tmp_path / "works.log"):
         records = desk.wait_ended(ids)
     assert {record.status for record in records} == {Status.SUCCEEDED}
+
+
+ENDLESS_WORKER = """
+import os, sys, time
+from worker.__main__ import main
+
+class Endless:
+    sleep = time.sleep
+
+    def __del__(self):
+        self.sleep(600)
+
+endless = Endless()
+sys.exit(main(os.environ))
+"""
+
+
+def test_an_interpreter_that_hangs_in_its_own_end_is_ended(environment: dict[str, str], tmp_path: Path) -> None:
+    """Daemon threads do not run there, so no timer of Python's can end it."""
+    with run_worker(environment, tmp_path / "endless.log", program=["-c", ENDLESS_WORKER], drain_seconds=2.0) as worker:
+        worker.signal(signal.SIGTERM)
+        assert worker.wait_exit(20) == FORCED_EXIT_STATUS

@@ -260,7 +260,7 @@ def test_quantising_in_training_is_the_engine_s(work: Path) -> None:
     wanted = network.quantizer.decode(codes)
     first_three = sum(layer.decode(codes[1, i]) for i, layer in enumerate(network.quantizer.layers()[:3]))
     drawn = torch.zeros(8, 1024, dtype=torch.long)
-    found, _ = quantise(network, averages, hidden, books, drawn, is_first=False)
+    found, *_ = quantise(network, averages, hidden, books, drawn, is_first=False)
     assert torch.allclose(found[0], wanted[0], atol=1e-4)
     assert torch.allclose(found[1], first_three, atol=1e-4)
 
