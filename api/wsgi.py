@@ -23,8 +23,8 @@ def build() -> Flask:
     ledger = Ledger(connect(settings), settings)
     celery = make_celery(settings)
     store = ObjectStore(settings, BRIEF)
-    app = create_app(settings, ledger, store, partial(publish, celery))
-    announce = partial(publish, celery, first=True)
+    announce = partial(publish, celery)
+    app = create_app(settings, ledger, store, announce)
     Reconciler(ledger, announce, settings.lease_seconds, app.extensions[STOPPING]).run()
     Sweeper(ledger, store, Lifetimes.of(settings), app.extensions[STOPPING]).run()
     return app

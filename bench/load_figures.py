@@ -58,7 +58,7 @@ def verdicts(results: Mapping[str, Any]) -> list[tuple[str, float, str, float, b
             found.append((f"{name}, slope in B a job", line.slope, "<=", NOISE_ERRORS * line.error))
     if redis := results.get("redis"):
         found.append(("Redis, bytes a queued job", redis["bytes_a_job"], "<=", 2_500.0))
-        found.append(("without its message", redis["bytes_without_message"], "<=", 1_200.0))
+        found.append(("beyond the bound of published ids", redis["bytes_beyond_the_bound"], "<=", 1_200.0))
         found.append(("keys left after retention", redis["keys_left"], "<=", 0.0))
     return [(*row, row[1] >= row[3] if row[2] == ">=" else row[1] <= row[3]) for row in found]
 

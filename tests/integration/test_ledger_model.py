@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 from job_examples import FAILURE, new_job, result_of
 from redis import Redis
 
 from worker.jobs import names
 from worker.jobs.errors import QueueFull
-from worker.jobs.ledger import CancelOutcome, Claim, Hold, Ledger, RefusalReason
+from worker.jobs.ledger import CancelOutcome, Claim, Hold, JobRecord, Ledger, RefusalReason
 from worker.jobs.models import Queue, Status
 from worker.jobs.settings import Settings
 
 MAX_ATTEMPTS = 2
-MAX_QUEUE = 4
+MAX_QUEUE = 6
+MAX_PUBLISHED = 2
 REFERENCE = "references/shared-by-all"
 
 
 @dataclass
 class Model:
-    """What a job should be. `lease` is None, "live" or "lapsed"."""
+    """What a job should be. `lease` is None, "live" or "lapsed"; not `published` while its id waits for room."""
 
+    published: bool
     status: Status = Status.QUEUED
     token: int = 0
     attempts: int = 0
@@ -46,7 +58,11 @@ class Model:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Leases last for hours here; time passes by the rules `let_lapse` and `let_expire`, which edit the record."""
+    """Leases last for hours here; time passes by the rules `let_lapse` and `let_expire`, which edit the record.
+
+    The broker's list holds bare ids. Any of them may get lost on its way there, and `reconcile` begins with the loss of
+    all that are in it. `line` are the ids that wait for room, those included for which nobody waits any more.
+    """
 
     jobs: Bundle[str] = Bundle("jobs")
     claims: Bundle[Claim] = Bundle("claims")
@@ -57,7 +73,9 @@ class LedgerMachine(RuleBasedStateMachine):
         for key in redis.scan_iter(f"{prefix}:*"):
             redis.delete(key)
         self.ledger = Ledger(redis, Settings(redis_prefix=prefix, max_attempts=MAX_ATTEMPTS, max_queue=MAX_QUEUE,
-                                             lease_seconds=3600))  # fmt: skip
+                                             max_published=MAX_PUBLISHED, lease_seconds=3600))  # fmt: skip
+        self.messages = names.message_list_key(prefix, Queue.INTERACTIVE.value)
+        self.line: list[str] = []
         self.models: dict[str, Model] = {}
         self.endings: dict[str, Any] = {}
 
@@ -67,21 +85,59 @@ class LedgerMachine(RuleBasedStateMachine):
     def unfinished(self) -> set[str]:
         return {job_id for job_id, model in self.models.items() if not model.status.is_final}
 
-    @rule(target=jobs)
-    def submit(self) -> str:
+    def waits_in_line(self, job_id: str) -> bool:
+        return job_id in self.unfinished() and not self.models[job_id].published
+
+    def taken_from_line(self, limit: int) -> list[tuple[str, Queue]]:
+        """What the ledger should give out to publish."""
+        room, taken = min(limit, MAX_PUBLISHED - self.redis.llen(self.messages)), list[tuple[str, Queue]]()
+        while self.line and len(taken) < room:
+            if self.waits_in_line(job_id := self.line.pop(0)):
+                self.models[job_id].published = True
+                taken.append((job_id, Queue.INTERACTIVE))
+        return taken
+
+    def publish(self, ids: Iterable[tuple[str, Queue]], is_lost: bool) -> None:
+        for job_id, _ in ids if not is_lost else ():
+            self.redis.lpush(self.messages, job_id)
+
+    @rule(target=jobs, is_lost=st.booleans())
+    def submit(self, is_lost: bool) -> str:
         new = replace(new_job(), reference_key=REFERENCE)
         full = len(self.unfinished()) >= MAX_QUEUE
         if full:
             with pytest.raises(QueueFull):
                 self.ledger.submit(new)
+            return new.id
+        while self.line and not self.waits_in_line(self.line[0]):
+            self.line.pop(0)
+        has_room = not self.line and self.redis.llen(self.messages) < MAX_PUBLISHED
+        record, _ = self.ledger.submit(new)
+        assert record.is_published is has_room
+        self.models[new.id] = Model(has_room)
+        if has_room:
+            self.publish([(new.id, Queue.INTERACTIVE)], is_lost)
         else:
-            self.ledger.submit(new)
-            self.models[new.id] = Model()
+            self.line.append(new.id)
         return new.id
 
-    @rule(target=claims, job_id=jobs)
-    def claim(self, job_id: str) -> Claim:
+    @rule(target=claims, job_id=jobs, is_lost=st.booleans())
+    def claim(self, job_id: str, is_lost: bool) -> Claim:
+        """By a message that came from anywhere."""
+        return self.claimed(job_id, is_lost)
+
+    @rule(target=claims, is_lost=st.booleans())
+    def take(self, is_lost: bool) -> Claim | MultipleResults[Claim]:
+        """The next message of the list; it came by its turn."""
+        job_id = self.redis.rpop(self.messages)
+        return multiple() if job_id is None else self.claimed(job_id, is_lost)
+
+    def claimed(self, job_id: str, is_lost: bool) -> Claim:
         model, answer = self.models.get(job_id), self.ledger.claim(job_id, "worker")
+        if model:
+            model.published = model.published or not model.status.is_final
+        assert list(answer.to_publish) == (self.taken_from_line(2) if model else [])
+        self.publish(answer.to_publish, is_lost)
         expected = self.expected_refusal(model)
         if expected is None:
             assert model is not None
@@ -204,8 +260,9 @@ class LedgerMachine(RuleBasedStateMachine):
             self.redis.hset(self.key(job_id), "expires_ms", 1)
             model.expired = True
 
-    @rule()
-    def reconcile(self) -> None:
+    @rule(is_lost=st.booleans())
+    def reconcile(self, is_lost: bool) -> None:
+        self.redis.delete(self.messages)
         due = names.due_key(self.prefix, Queue.INTERACTIVE.value)
         for job_id in self.redis.zrange(due, 0, -1):
             self.redis.zadd(due, {job_id: 0})
@@ -218,13 +275,33 @@ class LedgerMachine(RuleBasedStateMachine):
                 model.finish(Status.CANCELLED)
             elif model.expired:
                 model.finish(Status.EXPIRED)
-            else:
+            elif model.published:
                 expected.add(job_id)
                 if model.lease == "lapsed":
                     model.requeue()
-        found = [job_id for job_id, _ in self.ledger.overdue()]
+        found = self.ledger.overdue()
         assert len(found) == len(set(found))
-        assert set(found) == expected
+        assert {job_id for job_id, _ in found} == expected
+        self.publish(found, is_lost)
+        waiting = self.ledger.refill()
+        assert waiting == self.taken_from_line(500)
+        self.publish(waiting, is_lost)
+
+    def teardown(self) -> None:
+        """Once nothing gets lost any more, every job comes to its end."""
+        for job_id in self.models:
+            self.let_lapse(job_id)
+        for _ in range(2 * MAX_QUEUE):
+            self.reconcile(is_lost=False)
+            while job_id := self.redis.rpop(self.messages):
+                claim = self.claimed(job_id, is_lost=False)
+                self.finish(claim, Status.FAILED)
+        assert not self.unfinished()
+
+    @invariant()
+    def line_is_as_the_model_says(self) -> None:
+        line = names.unpublished_key(self.prefix, Queue.INTERACTIVE.value)
+        assert self.redis.lrange(line, 0, -1) == self.line
 
     @invariant()
     def reference_is_used_by_the_unfinished(self) -> None:
@@ -242,6 +319,8 @@ class LedgerMachine(RuleBasedStateMachine):
             seen = (fields["status"], int(fields["token"]), int(fields["attempts"]), "lease_ms" in fields)
             assert seen == (model.status, model.token, model.attempts, model.lease is not None)
             assert model.attempts <= MAX_ATTEMPTS
+            if not model.status.is_final:
+                assert JobRecord.from_hash(fields).is_published is model.published
             assert ("result" in fields) == (model.status is Status.SUCCEEDED)
             if model.status.is_final:
                 assert self.endings.setdefault(job_id, fields) == fields

@@ -40,7 +40,7 @@ def test_verdicts_are_only_of_what_was_measured() -> None:
     results: dict[str, Any] = {"worker": {"jobs_per_s": 299.0}}
     assert verdicts(results) == [("worker: jobs/s", 299.0, ">=", 300.0, False)]
     results["memory"] = {"slopes": {"api": [3.0, 2.0]}, "resident": [{"jobs": 1_000, "api": 150_000_000}]}
-    results["redis"] = {"bytes_a_job": 2_400.0, "bytes_without_message": 1_100.0, "keys_left": 0}
+    results["redis"] = {"bytes_a_job": 2_400.0, "bytes_beyond_the_bound": 1_100.0, "keys_left": 0}
     assert [row[4] for row in verdicts(results)] == [False, True, True, True, True]
     lines = report(results).splitlines()
     assert "| api, slope in B a job | 3 | <= 4 | yes |" in lines

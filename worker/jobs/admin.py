@@ -74,11 +74,17 @@ class Admin:
         outcome = self._catalogue.requeue(record)
         if outcome != REQUEUED:
             return _refuse(job_id, f"is {outcome}; only a job that failed can be queued again")
-        celery = make_celery(self._settings)
-        is_announced = publish(celery, job_id, record.queue)
-        celery.close()
+        is_announced = self._publish(job_id)
         _say(f"{job_id}: queued again" + ("" if is_announced else "; a worker will announce it"))
         return 0
+
+    def _publish(self, job_id: str) -> bool:
+        """False where the message could not be sent; nothing is to be sent for one that waits for its turn."""
+        record = self._ledger.get(job_id)
+        if record is None or not record.is_published:
+            return True
+        with make_celery(self._settings) as celery:
+            return publish(celery, job_id, record.queue)
 
     def cancel(self, options: argparse.Namespace) -> int:
         return max(self._cancel(job_id) for job_id in options.id)

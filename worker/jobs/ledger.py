@@ -28,6 +28,7 @@ from worker.jobs.records import (
     CancelOutcome,
     Claim,
     Hold,
+    IdsOfQueues,
     JobRecord,
     NewJob,
     Refusal,
@@ -54,6 +55,7 @@ class Ledger:
         self._redis = redis
         self._prefix = settings.redis_prefix
         self._max_queue = settings.max_queue
+        self._max_published = settings.max_published
         self._max_attempts = settings.max_attempts
         self._lease_ms = round(settings.lease_seconds * 1000)
         self._retention_ms = round(settings.retention_hours * 3_600_000)
@@ -69,13 +71,14 @@ class Ledger:
     def submit(self, new: NewJob) -> tuple[JobRecord, bool]:
         """Store a job; (record, False) where the owner's idempotency key already led to one with the same body.
 
-        Raises `IdempotencyConflict` for another body and `QueueFull`.
+        The caller publishes it where the record `is_published`; if not, enough messages wait, and it is told of by a
+        later claim. Raises `IdempotencyConflict` for another body and `QueueFull`.
         """
         keys = [names.job_key(self._prefix, new.id)]
         if new.idempotency_key is not None:
             keys.append(names.idempotency_key(self._prefix, new.owner, new.idempotency_key))
         expires_ms = 0 if new.request.expires_in is None else max(1, round(new.request.expires_in * 1000))
-        bounds = (self._max_queue, self._lease_ms, self._retention_ms, expires_ms)
+        bounds = (self._max_queue, self._max_published, self._lease_ms, self._retention_ms, expires_ms)
         pairs = [part for pair in new.to_hash().items() for part in pair]
         with _redis_errors():
             outcome, *fields = self._scripts.run("submit", keys, *bounds, new.fingerprint, *pairs)
@@ -152,12 +155,13 @@ class Ledger:
         key = names.job_key(self._prefix, job_id)
         # The nonce tells a repeated call (whose first answer was lost) from a second worker.
         nonce = secrets.token_hex(8)
-        limits = (self._lease_ms, self._max_attempts, self._retention_ms, POISON.model_dump_json())
+        limits = (self._lease_ms, self._max_attempts, self._retention_ms, self._max_published, POISON.model_dump_json())
         with _redis_errors():
-            outcome, *fields = self._scripts.run("claim", [key], *limits, worker, nonce)
+            queue, ids, outcome, *fields = self._scripts.run("claim", [key], *limits, worker, nonce)
+        to_publish = tuple((each, Queue(queue)) for each in ids)
         if outcome != "claimed":
-            return Refusal(job_id, RefusalReason(outcome))
-        return self._read_claim(job_id, fields)
+            return Refusal(job_id, RefusalReason(outcome), to_publish)
+        return self._read_claim(job_id, fields, to_publish)
 
     def start(self, claims: Sequence[Claim]) -> list[bool]:
         """The window has closed: count an attempt and set each running. False where it is not to run."""
@@ -222,6 +226,20 @@ class Ledger:
             found.extend((job_id, queue) for job_id in ids)
         return found
 
+    def refill(self, limit: int = 500) -> list[tuple[str, Queue]]:
+        """Jobs to publish now that there is room for their messages, at most `limit` a queue, in the order of each.
+
+        Claims do that as well, one by one; this is for the messages that no claim has followed, since they were lost.
+        """
+        found: list[tuple[str, Queue]] = []
+        for queue in Queue:
+            messages = names.message_list_key(self._prefix, queue.value)
+            bounds = (self._max_published, self._lease_ms, limit)
+            with _redis_errors():
+                ids = self._scripts.run("refill", [messages], queue.value, *bounds)
+            found.extend((job_id, queue) for job_id in ids)
+        return found
+
     def data_name(self) -> str:
         """A name that stays the same for as long as Redis keeps its data."""
         key = names.data_key(self._prefix)
@@ -277,14 +295,14 @@ class Ledger:
             raise QueueUnavailable(f"{fields['id']} belongs to a newer release; ask an API of that release")
         return JobRecord.from_hash(fields)
 
-    def _read_claim(self, job_id: str, fields: Sequence[str]) -> Claim | Refusal:
+    def _read_claim(self, job_id: str, fields: Sequence[str], to_publish: IdsOfQueues) -> Claim | Refusal:
         token, attempts, body, reference_key, estimate, created, queue, warnings, traceparent = fields
         try:
             request = JobRequest.model_validate_json(body)
         except ValidationError:
             # Left alone it would come back for ever: claimed, raised, acknowledged, overdue.
             self._run_finish(job_id, int(token), Status.FAILED, "error", UNREADABLE.model_dump_json())
-            return Refusal(job_id, RefusalReason.UNREADABLE)
+            return Refusal(job_id, RefusalReason.UNREADABLE, to_publish)
         return Claim(
             id=job_id,
             token=int(token),
@@ -296,6 +314,7 @@ class Ledger:
             queue=Queue(queue),
             warnings=tuple(json.loads(warnings)),
             trace_id=trace_id_of(traceparent),
+            to_publish=to_publish,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -16,6 +16,9 @@ SCHEMA = 1
 
 A field that older releases can do without needs no new version. One that they would misread does; then `from_hash` and
 the scripts have to read both, as long as a record of the old one may be there (`retention_hours` after the last)."""
+
+UNPUBLISHED = str(2**53)
+"""`announced_ms` of a job whose id waits to be published until there is room in the broker's list."""
 
 POISON = JobError(
     type="poison",
@@ -74,7 +77,10 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as the ledger holds it. Times are ms since 1970 by Redis's clock."""
+    """A job as the ledger holds it. Times are ms since 1970 by Redis's clock.
+
+    One that is not `is_published` waits for its message: claims and reconcilers tell when it is to be sent.
+    """
 
     id: str
     status: Status
@@ -92,6 +98,7 @@ class JobRecord:
     error: JobError | None
     result: JobResult | None
     trace_id: str | None = None
+    is_published: bool = True
 
     @classmethod
     def from_hash(cls, fields: Mapping[str, str]) -> JobRecord:
@@ -113,6 +120,7 @@ class JobRecord:
             error=JobError.model_validate_json(fields["error"]) if "error" in fields else None,
             result=JobResult.model_validate_json(fields["result"]) if "result" in fields else None,
             trace_id=trace_id_of(fields.get("traceparent")),
+            is_published=fields.get("announced_ms") != UNPUBLISHED or "first_ms" in fields,
         )
 
     @property
@@ -140,11 +148,15 @@ class JobRecord:
         )
 
 
+IdsOfQueues = tuple[tuple[str, Queue], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A lease on a job. `token` fences it: once the job is leased again, nothing done with this one counts.
 
     `attempts` are those already counted: 1 or more means that a worker was lost with this job, so it runs alone.
+    `to_publish` are other jobs: there is room for their messages now, and the caller is to send them.
     """
 
     id: str
@@ -157,6 +169,7 @@ class Claim:
     queue: Queue
     warnings: tuple[str, ...] = ()
     trace_id: str | None = None
+    to_publish: IdsOfQueues = field(default=(), compare=False)
 
     @property
     def log_fields(self) -> dict[str, object]:
@@ -182,10 +195,14 @@ class RefusalReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No lease was given. For expired, poison and unreadable this call has ended the job."""
+    """No lease was given. For expired, poison and unreadable this call has ended the job.
+
+    `to_publish` as in `Claim`.
+    """
 
     id: str
     reason: RefusalReason
+    to_publish: IdsOfQueues = field(default=(), compare=False)
 
     @property
     def has_ended_job(self) -> bool:
