@@ -23,8 +23,8 @@ def build() -> Flask:
     ledger = Ledger(connect(settings), settings)
     celery = make_celery(settings)
     store = ObjectStore(settings, BRIEF)
-    announce = partial(publish, celery)
-    app = create_app(settings, ledger, store, announce)
+    app = create_app(settings, ledger, store, partial(publish, celery))
+    announce = partial(publish, celery, first=True)
     Reconciler(ledger, announce, settings.lease_seconds, app.extensions[STOPPING]).run()
     Sweeper(ledger, store, Lifetimes.of(settings), app.extensions[STOPPING]).run()
     return app

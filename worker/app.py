@@ -45,7 +45,7 @@ class Worker:
         self._celery = make_celery(settings)
         self._store = store or ObjectStore(settings)
         ledger = Ledger.from_settings(settings)
-        announce = partial(publish, self._celery)
+        announce = partial(publish, self._celery, first=True)
         self._batcher = Batcher(
             synthesizer,
             WindowLimits(settings.max_wait_ms / 1_000, settings.max_batch_requests, settings.max_batch_tokens),

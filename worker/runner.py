@@ -14,7 +14,6 @@ from worker.entry import Entry, HandedBack, NotStarted, Outcome, Rejected, Synth
 from worker.jobs.errors import QueueUnavailable, StorageError
 from worker.jobs.ledger import Claim, Hold, Ledger, Refusal
 from worker.jobs.models import JobError, Queue, Status
-from worker.jobs.reconciler import Publish
 from worker.leases import Lease, Leases
 from worker.log_context import bound
 from worker.patience import backoff_seconds, keep_trying
@@ -31,8 +30,7 @@ INTERNAL_ERROR = JobError(
 
 
 class JobRunner:
-    """Runs jobs, one a calling thread. `publish` announces a job that is handed back before those that wait, and those
-    for which the message of the one in hand has left room."""
+    """Runs jobs, one a calling thread. `publish` announces a job that is handed back before those that wait."""
 
     def __init__(
         self,
@@ -41,7 +39,7 @@ class JobRunner:
         leases: Leases,
         voices: Voices,
         delivery: Delivery,
-        publish: Publish,
+        publish: Callable[[str, Queue], bool],
         *,
         worker_name: str,
         lease_seconds: float,
@@ -71,17 +69,10 @@ class JobRunner:
     def _claim_and_work(self, job_id: str) -> None:
         claim = self._ledger.claim(job_id, self._worker_name)
         if isinstance(claim, Refusal):
-            self._publish_next(claim)
             self._tell(claim)
             return
         with bound(**claim.log_fields), self._leases.hold(claim) as lease:
-            self._publish_next(claim)
             self._attempt(lease)
-
-    def _publish_next(self, answer: Claim | Refusal) -> None:
-        """Where the broker refuses, they are overdue in time, and a reconciler does it."""
-        for job_id, queue in answer.to_publish:
-            self._publish(job_id, queue)
 
     def _tell(self, refusal: Refusal) -> None:
         """Log why there is nothing to do; where that has ended the job, with all that its other lines name."""
@@ -167,11 +158,11 @@ class JobRunner:
         logger.info("handed back: %s", reason)
         if not counts_attempt:
             self._ledger.release([claim], announces=True)
-            self._publish(claim.id, claim.queue, first=True)
+            self._publish(claim.id, claim.queue)
         elif claim.attempts + 1 >= self._max_attempts:
             self._fail(claim, _describe(GenerationFailed(reason)))
         elif self._ledger.retry(claim, 0.0, announces=True):
-            self._publish(claim.id, claim.queue, first=True)
+            self._publish(claim.id, claim.queue)
 
     def _retry_later(self, claim: Claim, error: StorageError) -> None:
         attempts = claim.attempts + 1

@@ -155,7 +155,7 @@ def test_reconciler_puts_the_oldest_first(app: Celery, ledger: Ledger, redis_cli
     for score, job_id in enumerate(ids):
         redis_client.zadd(names.due_key(prefix, "interactive"), {job_id: score})
     publish(app, names.new_job_id(), Queue.BULK)
-    assert Reconciler(ledger, partial(publish, app), lease_seconds=60).reconcile() == 3
+    assert Reconciler(ledger, partial(publish, app, first=True), lease_seconds=60).reconcile() == 3
     assert [take_message(redis_client, prefix, Queue.INTERACTIVE) for _ in ids] == ids
 
 

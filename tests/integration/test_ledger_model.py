@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,8 +59,9 @@ class Model:
 class LedgerMachine(RuleBasedStateMachine):
     """Leases last for hours here; time passes by the rules `let_lapse` and `let_expire`, which edit the record.
 
-    The broker's list holds bare ids. Any of them may get lost on its way there, and `reconcile` begins with the loss of
-    all that are in it. `line` are the ids that wait for room, those included for which nobody waits any more.
+    `messages` are the ids in the broker's list, the next one first. Any that a process publishes may get lost on the
+    way there, and `reconcile` begins with the loss of all. `line` are the ids that wait for room, those included for
+    which nobody waits any more.
     """
 
     jobs: Bundle[str] = Bundle("jobs")
@@ -74,7 +74,8 @@ class LedgerMachine(RuleBasedStateMachine):
             redis.delete(key)
         self.ledger = Ledger(redis, Settings(redis_prefix=prefix, max_attempts=MAX_ATTEMPTS, max_queue=MAX_QUEUE,
                                              max_published=MAX_PUBLISHED, lease_seconds=3600))  # fmt: skip
-        self.messages = names.message_list_key(prefix, Queue.INTERACTIVE.value)
+        self.list_key = names.message_list_key(prefix, Queue.INTERACTIVE.value)
+        self.messages: list[str] = []
         self.line: list[str] = []
         self.models: dict[str, Model] = {}
         self.endings: dict[str, Any] = {}
@@ -88,18 +89,28 @@ class LedgerMachine(RuleBasedStateMachine):
     def waits_in_line(self, job_id: str) -> bool:
         return job_id in self.unfinished() and not self.models[job_id].published
 
-    def taken_from_line(self, limit: int) -> list[tuple[str, Queue]]:
-        """What the ledger should give out to publish."""
-        room, taken = min(limit, MAX_PUBLISHED - self.redis.llen(self.messages)), list[tuple[str, Queue]]()
-        while self.line and len(taken) < room:
+    def publish_from_line(self, limit: int) -> int:
+        """What the ledger should do by itself; how many ids it is."""
+        num_published = 0
+        while self.line and num_published < limit and len(self.messages) < MAX_PUBLISHED:
             if self.waits_in_line(job_id := self.line.pop(0)):
                 self.models[job_id].published = True
-                taken.append((job_id, Queue.INTERACTIVE))
-        return taken
+                self.messages.append(job_id)
+                num_published += 1
+        return num_published
 
-    def publish(self, ids: Iterable[tuple[str, Queue]], is_lost: bool) -> None:
-        for job_id, _ in ids if not is_lost else ():
-            self.redis.lpush(self.messages, job_id)
+    def publish(self, job_id: str, is_lost: bool, is_first: bool = False) -> None:
+        """As API and workers do it."""
+        if not is_lost:
+            self.messages.insert(0 if is_first else len(self.messages), job_id)
+            (self.redis.rpush if is_first else self.redis.lpush)(self.list_key, job_id)
+
+    def lose(self, num_messages: int) -> list[str]:
+        """The next messages leave the broker's list."""
+        lost, self.messages = self.messages[:num_messages], self.messages[num_messages:]
+        for job_id in lost:
+            assert job_id in self.redis.rpop(self.list_key)
+        return lost
 
     @rule(target=jobs, is_lost=st.booleans())
     def submit(self, is_lost: bool) -> str:
@@ -111,33 +122,23 @@ class LedgerMachine(RuleBasedStateMachine):
             return new.id
         while self.line and not self.waits_in_line(self.line[0]):
             self.line.pop(0)
-        has_room = not self.line and self.redis.llen(self.messages) < MAX_PUBLISHED
+        has_room = not self.line and len(self.messages) < MAX_PUBLISHED
         record, _ = self.ledger.submit(new)
         assert record.is_published is has_room
         self.models[new.id] = Model(has_room)
         if has_room:
-            self.publish([(new.id, Queue.INTERACTIVE)], is_lost)
+            self.publish(new.id, is_lost)
         else:
             self.line.append(new.id)
         return new.id
 
-    @rule(target=claims, job_id=jobs, is_lost=st.booleans())
-    def claim(self, job_id: str, is_lost: bool) -> Claim:
+    @rule(target=claims, job_id=jobs)
+    def claim(self, job_id: str) -> Claim:
         """By a message that came from anywhere."""
-        return self.claimed(job_id, is_lost)
-
-    @rule(target=claims, is_lost=st.booleans())
-    def take(self, is_lost: bool) -> Claim | MultipleResults[Claim]:
-        """The next message of the list; it came by its turn."""
-        job_id = self.redis.rpop(self.messages)
-        return multiple() if job_id is None else self.claimed(job_id, is_lost)
-
-    def claimed(self, job_id: str, is_lost: bool) -> Claim:
         model, answer = self.models.get(job_id), self.ledger.claim(job_id, "worker")
         if model:
             model.published = model.published or not model.status.is_final
-        assert list(answer.to_publish) == (self.taken_from_line(2) if model else [])
-        self.publish(answer.to_publish, is_lost)
+            self.publish_from_line(2)
         expected = self.expected_refusal(model)
         if expected is None:
             assert model is not None
@@ -149,6 +150,12 @@ class LedgerMachine(RuleBasedStateMachine):
         assert not isinstance(answer, Claim)
         assert answer.reason is expected
         return Claim(job_id, 0, 0, new_job().request, None, 0.0, 0, Queue.INTERACTIVE)  # a holder of nothing
+
+    @rule(target=claims)
+    def take(self) -> Claim | MultipleResults[Claim]:
+        """A job whose turn it is."""
+        taken = self.lose(1)
+        return self.claim(taken[0]) if taken else multiple()
 
     def expected_refusal(self, model: Model | None) -> RefusalReason | None:
         if model is None:
@@ -262,7 +269,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(is_lost=st.booleans())
     def reconcile(self, is_lost: bool) -> None:
-        self.redis.delete(self.messages)
+        self.lose(len(self.messages))
         due = names.due_key(self.prefix, Queue.INTERACTIVE.value)
         for job_id in self.redis.zrange(due, 0, -1):
             self.redis.zadd(due, {job_id: 0})
@@ -282,10 +289,9 @@ class LedgerMachine(RuleBasedStateMachine):
         found = self.ledger.overdue()
         assert len(found) == len(set(found))
         assert {job_id for job_id, _ in found} == expected
-        self.publish(found, is_lost)
-        waiting = self.ledger.refill()
-        assert waiting == self.taken_from_line(500)
-        self.publish(waiting, is_lost)
+        for job_id, _ in found:
+            self.publish(job_id, is_lost, is_first=True)
+        assert self.ledger.refill() == self.publish_from_line(500)
 
     def teardown(self) -> None:
         """Once nothing gets lost any more, every job comes to its end."""
@@ -293,15 +299,16 @@ class LedgerMachine(RuleBasedStateMachine):
             self.let_lapse(job_id)
         for _ in range(2 * MAX_QUEUE):
             self.reconcile(is_lost=False)
-            while job_id := self.redis.rpop(self.messages):
-                claim = self.claimed(job_id, is_lost=False)
-                self.finish(claim, Status.FAILED)
+            while taken := self.lose(1):
+                self.finish(self.claim(taken[0]), Status.FAILED)
         assert not self.unfinished()
 
     @invariant()
-    def line_is_as_the_model_says(self) -> None:
+    def lists_are_as_the_model_says(self) -> None:
         line = names.unpublished_key(self.prefix, Queue.INTERACTIVE.value)
         assert self.redis.lrange(line, 0, -1) == self.line
+        messages = reversed(self.redis.lrange(self.list_key, 0, -1))
+        assert all(job_id in message for job_id, message in zip(self.messages, messages, strict=True))
 
     @invariant()
     def reference_is_used_by_the_unfinished(self) -> None:

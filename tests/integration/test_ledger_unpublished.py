@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from dataclasses import replace
 
@@ -11,6 +13,7 @@ from redis import Redis
 from servers import wait_until
 
 from worker.jobs import names
+from worker.jobs.broker import make_celery, publish
 from worker.jobs.catalogue import Catalogue
 from worker.jobs.ledger import CancelOutcome, Ledger, Refusal, RefusalReason
 from worker.jobs.models import Queue, Status
@@ -20,7 +23,7 @@ BOUND = 2
 
 
 class Broker:
-    """The broker's list with bare ids for messages: published behind the others, taken from the front."""
+    """The broker's list: messages are published behind the others and taken from the front. Here bare ids will do."""
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self.redis, self.settings = redis, settings
@@ -37,19 +40,18 @@ class Broker:
         return record.id
 
     def waiting(self, queue: Queue = Queue.INTERACTIVE) -> list[str]:
-        """The messages, the next one first."""
-        return self.redis.lrange(names.message_list_key(self.settings.redis_prefix, queue.value), 0, -1)[::-1]
+        """The ids of the messages, the next one first."""
+        messages = self.redis.lrange(names.message_list_key(self.settings.redis_prefix, queue.value), 0, -1)
+        return [id_in(message) for message in reversed(messages)]
 
     def take(self, queue: Queue = Queue.INTERACTIVE) -> str:
         """The next message leaves the list: its job's id."""
-        return str(self.redis.rpop(names.message_list_key(self.settings.redis_prefix, queue.value)))
+        return id_in(self.redis.rpop(names.message_list_key(self.settings.redis_prefix, queue.value)))
 
     def work(self, queue: Queue = Queue.INTERACTIVE) -> str:
         """As a worker does it, up to the claim; the job's id."""
         job_id = self.take(queue)
-        answer = self.ledger.claim(job_id, "worker")
-        for each in answer.to_publish:
-            self.publish(*each)
+        self.ledger.claim(job_id, "worker")
         return job_id
 
     def lose_all(self) -> None:
@@ -99,7 +101,8 @@ def test_a_new_job_does_not_pass_those_that_wait(broker: Broker) -> None:
     ids = [broker.submit() for _ in range(BOUND + 1)]
     broker.lose_all()  # there is room in the list, which nobody has used yet
     ids.append(broker.submit())
-    assert broker.ledger.refill() == [(job_id, Queue.INTERACTIVE) for job_id in ids[BOUND:]]
+    assert broker.ledger.refill() == BOUND
+    assert broker.waiting() == ids[BOUND:]
 
 
 def test_too_few_messages_become_as_many_as_the_bound_again(redis_client: Redis, patient: Settings) -> None:
@@ -140,31 +143,23 @@ def test_nothing_waits_behind_ids_of_jobs_that_have_ended(broker: Broker, redis_
     assert broker.ledger.get(broker.submit()).is_published
 
 
-def test_an_id_that_its_taker_did_not_publish_is_overdue_and_goes_first(broker: Broker) -> None:
+def test_a_message_from_the_list_that_is_lost_is_overdue_and_goes_first(broker: Broker) -> None:
     ids = [broker.submit() for _ in range(BOUND + 2)]
-    assert broker.take() == ids[0]
-    assert [job_id for job_id, _ in claimed(broker.ledger, ids[0]).to_publish] == [ids[2]]  # and its worker dies
-    broker.work()
-    assert broker.waiting() == [ids[3]]
+    assert [broker.work() for _ in range(BOUND)] == ids[:BOUND]
+    assert broker.take() == ids[BOUND]  # and its worker dies
+    broker.let_all_be_due()
+    assert broker.ledger.overdue() == [], "nothing tells yet that it is gone"
     broker.work()
     broker.let_all_be_due()
-    assert broker.ledger.overdue() == [(ids[2], Queue.INTERACTIVE)]
-    broker.let_all_be_due()
-    broker.publish(ids[2])
-    assert broker.ledger.overdue() == []
+    assert broker.ledger.overdue() == [(ids[BOUND], Queue.INTERACTIVE)]
 
 
 def test_of_those_that_were_taken_together_none_is_lost_because_another_was_claimed(broker: Broker) -> None:
-    for _ in range(2 * BOUND):
-        broker.submit()
+    ids = [broker.submit() for _ in range(2 * BOUND)]
     broker.lose_all()
-    found = broker.ledger.refill()
-    assert len(found) == BOUND
-    for each in found:
-        broker.publish(*each)
-    broker.work()
-    prefix, redis = broker.settings.redis_prefix, broker.redis
-    redis.zadd(names.due_key(prefix, "interactive"), {found[1][0]: 0})
+    assert broker.ledger.refill() == BOUND
+    assert broker.work() == ids[BOUND]
+    broker.redis.zadd(names.due_key(broker.settings.redis_prefix, "interactive"), {broker.waiting()[0]: 0})
     assert broker.ledger.overdue() == []
 
 
@@ -173,7 +168,8 @@ def test_those_that_wait_are_not_announced_though_there_is_no_message(broker: Br
     broker.lose_all()
     broker.let_all_be_due()
     assert broker.ledger.overdue() == [(job_id, Queue.INTERACTIVE) for job_id in sorted(ids[:BOUND])]
-    assert broker.ledger.refill() == [(job_id, Queue.INTERACTIVE) for job_id in ids[BOUND : 2 * BOUND]]
+    assert broker.ledger.refill() == BOUND
+    assert broker.waiting() == ids[BOUND : 2 * BOUND]
 
 
 def test_those_whose_list_was_removed_are_found(broker: Broker, redis_client: Redis) -> None:
@@ -196,7 +192,7 @@ def test_one_that_is_claimed_all_the_same_is_an_ordinary_job(broker: Broker) -> 
     broker.lose_all()
     broker.let_all_be_due()
     assert (odd, Queue.INTERACTIVE) in broker.ledger.overdue()
-    assert broker.ledger.refill() == []
+    assert broker.ledger.refill() == 0
 
 
 def test_that_one_was_claimed_out_of_turn_says_nothing_of_the_others(broker: Broker) -> None:
@@ -237,9 +233,8 @@ def test_a_submission_whose_answer_was_lost_keeps_its_place(broker: Broker) -> N
 def test_refusals_make_room_too(broker: Broker) -> None:
     ids = [broker.submit() for _ in range(BOUND + 1)]
     broker.ledger.cancel(ids[0])
-    answer = broker.ledger.claim(broker.take(), "worker")
-    assert answer == Refusal(ids[0], RefusalReason.ENDED)
-    assert answer.to_publish == ((ids[-1], Queue.INTERACTIVE),)
+    assert broker.ledger.claim(broker.take(), "worker") == Refusal(ids[0], RefusalReason.ENDED)
+    assert broker.waiting() == ids[1:]
 
 
 def test_a_newer_releases_job_in_the_list_is_told_of_and_left_alone(broker: Broker, redis_client: Redis) -> None:
@@ -261,3 +256,33 @@ def test_a_long_list_costs_the_reconciler_little(broker: Broker, redis_client: R
     waiting = submitted(broker.ledger)
     [score] = redis_client.zmscore(names.due_key(broker.settings.redis_prefix, "interactive"), [waiting])
     assert score > (time.time() + 10 * broker.settings.lease_seconds) * 1_000
+
+
+def test_a_message_from_the_list_is_like_one_of_celerys(broker: Broker, redis_client: Redis) -> None:
+    """But for its body, which is not encoded: what lies in one lies in the other, and no two have a name in common."""
+    app = make_celery(broker.settings)
+    for _ in range(BOUND + 2):
+        broker.submit(queue="bulk")
+    broker.lose_all()
+    assert broker.ledger.refill() == BOUND
+    published = broker.submit()
+    assert publish(app, published, Queue.BULK)
+    app.close()
+    key = names.message_list_key(broker.settings.redis_prefix, "bulk")
+    theirs, *ours = (json.loads(message) for message in redis_client.lrange(key, 0, -1))
+    for message in ours:
+        assert message["headers"].keys() == theirs["headers"].keys()
+        assert message["properties"].keys() == theirs["properties"].keys()
+        assert message["properties"]["delivery_info"] == theirs["properties"]["delivery_info"]
+        [[job_id], keywords, _] = json.loads(message["body"])
+        assert names.is_job_id(job_id)
+        assert keywords == {}
+        assert "_ID" not in json.dumps(message)
+    for part, name in (("headers", "id"), ("properties", "correlation_id"), ("properties", "delivery_tag")):
+        assert len({message[part][name] for message in (theirs, *ours)}) == BOUND + 1
+
+
+def id_in(message: str) -> str:
+    found = re.search(r"job_[0-9a-f]{32}", message)
+    assert found is not None, message
+    return found[0]

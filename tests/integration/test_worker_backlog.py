@@ -58,7 +58,7 @@ def test_workers_go_on_without_a_reconciler_and_in_order(
     ids = [desk.submit(f"Row {index}.") for index in range(100)]
     bulk = [desk.submit(f"Bulk {index}.", queue="bulk") for index in range(50)]
     assert redis_client.llen(names.message_list_key(desk.settings.redis_prefix, "interactive")) == BOUND
-    num_threads = 4  # a claim each, whose messages may be on their way beside those that the list holds
+    num_threads = 4
     slow = {"lease_seconds": 60, "tone_window_ms": 1, "max_wait_ms": 1, "max_batch_requests": 1}
     with (
         longest_list(redis_client, desk.settings) as longest,
@@ -68,20 +68,20 @@ def test_workers_go_on_without_a_reconciler_and_in_order(
         lines = worker.lines()
     assert {record.status for record in records} == {Status.SUCCEEDED}
     assert {record.attempts for record in records} == {1}
-    assert longest[0] <= BOUND + 2 * num_threads
+    assert longest[0] == BOUND
     assert not [line for line in lines if line["event"] == "published again"]
     started = [line["job"] for line in lines if line["event"] == "started"]
     for queue in (ids, bulk):
         places = [queue.index(job_id) for job_id in started if job_id in queue]
-        # Tasks are threads, and publish at the same time: none is further from its turn than all of them.
-        assert all(abs(place - index) <= BOUND + 2 * num_threads for index, place in enumerate(places)), places
+        # Tasks are threads: one may start before another that came a little sooner.
+        assert all(abs(place - index) <= 2 * num_threads for index, place in enumerate(places)), places
     assert max(started.index(job_id) for job_id in bulk[:10]) < 60, "interactive jobs do not starve bulk"
 
 
 def test_kill_9_again_and_again_before_a_backlog(
     desk: Desk, bounded: dict[str, str], s3: S3Server, tmp_path: Path
 ) -> None:
-    """Ids that the dead had taken from the ledger and not published yet are among those that are found."""
+    """Messages in the hands of the dead are found, and what waits without one goes on."""
     promises = Promises(desk, s3)
     for index in range(60):
         promises.submit(f"Row {index}: nobody is told yet.")

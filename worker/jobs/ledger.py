@@ -19,6 +19,7 @@ from redis.client import PubSub
 from redis.exceptions import RedisError
 
 from worker.jobs import names
+from worker.jobs.broker import message_template
 from worker.jobs.connection import connect
 from worker.jobs.errors import IdempotencyConflict, QueueFull, QueueUnavailable
 from worker.jobs.models import JobError, JobRequest, JobResult, Queue, Status
@@ -28,7 +29,6 @@ from worker.jobs.records import (
     CancelOutcome,
     Claim,
     Hold,
-    IdsOfQueues,
     JobRecord,
     NewJob,
     Refusal,
@@ -56,6 +56,7 @@ class Ledger:
         self._prefix = settings.redis_prefix
         self._max_queue = settings.max_queue
         self._max_published = settings.max_published
+        self._message = message_template()
         self._max_attempts = settings.max_attempts
         self._lease_ms = round(settings.lease_seconds * 1000)
         self._retention_ms = round(settings.retention_hours * 3_600_000)
@@ -71,8 +72,8 @@ class Ledger:
     def submit(self, new: NewJob) -> tuple[JobRecord, bool]:
         """Store a job; (record, False) where the owner's idempotency key already led to one with the same body.
 
-        The caller publishes it where the record `is_published`; if not, enough messages wait, and it is told of by a
-        later claim. Raises `IdempotencyConflict` for another body and `QueueFull`.
+        The caller publishes it where the record `is_published`; if not, enough messages wait, and a later claim does.
+        Raises `IdempotencyConflict` for another body and `QueueFull`.
         """
         keys = [names.job_key(self._prefix, new.id)]
         if new.idempotency_key is not None:
@@ -150,18 +151,20 @@ class Ledger:
     def claim(self, job_id: str, worker: str) -> Claim | Refusal:
         """Lease a job for `lease_seconds`; counts no attempt. Of any number of callers at once, one gets it.
 
-        A job that is past `expires_in`, or has used up its attempts, ends here.
+        A job that is past `expires_in`, or has used up its attempts, ends here. What has waited for the room that its
+        message left is published.
         """
         key = names.job_key(self._prefix, job_id)
         # The nonce tells a repeated call (whose first answer was lost) from a second worker.
         nonce = secrets.token_hex(8)
-        limits = (self._lease_ms, self._max_attempts, self._retention_ms, self._max_published, POISON.model_dump_json())
+        limits = (self._lease_ms, self._max_attempts, self._retention_ms, self._max_published)
         with _redis_errors():
-            queue, ids, outcome, *fields = self._scripts.run("claim", [key], *limits, worker, nonce)
-        to_publish = tuple((each, Queue(queue)) for each in ids)
+            outcome, *fields = self._scripts.run(
+                "claim", [key], *limits, self._message, POISON.model_dump_json(), worker, nonce
+            )
         if outcome != "claimed":
-            return Refusal(job_id, RefusalReason(outcome), to_publish)
-        return self._read_claim(job_id, fields, to_publish)
+            return Refusal(job_id, RefusalReason(outcome))
+        return self._read_claim(job_id, fields)
 
     def start(self, claims: Sequence[Claim]) -> list[bool]:
         """The window has closed: count an attempt and set each running. False where it is not to run."""
@@ -226,19 +229,18 @@ class Ledger:
             found.extend((job_id, queue) for job_id in ids)
         return found
 
-    def refill(self, limit: int = 500) -> list[tuple[str, Queue]]:
-        """Jobs to publish now that there is room for their messages, at most `limit` a queue, in the order of each.
+    def refill(self, limit: int = 500) -> int:
+        """Publish what has waited for room among the messages, at most `limit` a queue; returns how many those were.
 
-        Claims do that as well, one by one; this is for the messages that no claim has followed, since they were lost.
+        Claims do that as well, one by one; this is for messages that no claim has followed, since they were lost.
         """
-        found: list[tuple[str, Queue]] = []
+        num_published = 0
         for queue in Queue:
             messages = names.message_list_key(self._prefix, queue.value)
             bounds = (self._max_published, self._lease_ms, limit)
             with _redis_errors():
-                ids = self._scripts.run("refill", [messages], queue.value, *bounds)
-            found.extend((job_id, queue) for job_id in ids)
-        return found
+                num_published += self._scripts.run("refill", [messages], queue.value, self._message, *bounds)
+        return num_published
 
     def data_name(self) -> str:
         """A name that stays the same for as long as Redis keeps its data."""
@@ -295,14 +297,14 @@ class Ledger:
             raise QueueUnavailable(f"{fields['id']} belongs to a newer release; ask an API of that release")
         return JobRecord.from_hash(fields)
 
-    def _read_claim(self, job_id: str, fields: Sequence[str], to_publish: IdsOfQueues) -> Claim | Refusal:
+    def _read_claim(self, job_id: str, fields: Sequence[str]) -> Claim | Refusal:
         token, attempts, body, reference_key, estimate, created, queue, warnings, traceparent = fields
         try:
             request = JobRequest.model_validate_json(body)
         except ValidationError:
             # Left alone it would come back for ever: claimed, raised, acknowledged, overdue.
             self._run_finish(job_id, int(token), Status.FAILED, "error", UNREADABLE.model_dump_json())
-            return Refusal(job_id, RefusalReason.UNREADABLE, to_publish)
+            return Refusal(job_id, RefusalReason.UNREADABLE)
         return Claim(
             id=job_id,
             token=int(token),
@@ -314,7 +316,6 @@ class Ledger:
             queue=Queue(queue),
             warnings=tuple(json.loads(warnings)),
             trace_id=trace_id_of(traceparent),
-            to_publish=to_publish,
         )
 
 

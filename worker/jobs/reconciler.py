@@ -1,6 +1,6 @@
 """Publishes again what is overdue: jobs whose message was lost, whose worker died, or whose back-off is over.
 
-And, behind all others, what waits for room in the broker's list, should the claims not have done that.
+And, behind all others, what waits for room among the messages, should the claims have left some.
 
 Every worker and every API process runs one: jobs expire while no worker is there, too. `Ledger.overdue` moves the due
 time on as it hands out an id, so two of them never publish the same job at once, and a message that gets lost again is
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Protocol
+from collections.abc import Callable
 
 from worker.jobs.errors import QueueUnavailable
 from worker.jobs.ledger import Ledger
@@ -25,19 +25,13 @@ MAX_LOOKS_PER_ROUND = 1_000
 wait for their turn are looked at as well: with a long backlog this bounds how soon a lost message is noticed."""
 
 
-class Publish(Protocol):
-    """Sends an id, behind all others of its queue or `first`; False where the broker refused."""
-
-    def __call__(self, job_id: str, queue: Queue, *, first: bool = False) -> bool: ...
-
-
 class Reconciler:
-    """What `publish` could not send is done in a later round."""
+    """`publish` puts one id before all others of its queue; False where the broker refused: a later round does it."""
 
     def __init__(
         self,
         ledger: Ledger,
-        publish: Publish,
+        publish: Callable[[str, Queue], bool],
         lease_seconds: float,
         stopped: threading.Event | None = None,
     ) -> None:
@@ -72,12 +66,9 @@ class Reconciler:
         self._notice_loss()
         overdue = self._ledger.overdue(MAX_LOOKS_PER_ROUND)
         for job_id, queue in reversed(overdue):  # the last to be put first is the first
-            if self._publish(job_id, queue, first=True):
+            if self._publish(job_id, queue):
                 logger.info("published again", extra={"job": job_id})
-        waiting = self._ledger.refill(MAX_LOOKS_PER_ROUND)
-        for job_id, queue in waiting:
-            self._publish(job_id, queue)
-        return len(overdue) + len(waiting)
+        return len(overdue) + self._ledger.refill(MAX_LOOKS_PER_ROUND)
 
     def _notice_loss(self) -> None:
         data_name = self._ledger.data_name()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -79,7 +79,7 @@ class NewJob:
 class JobRecord:
     """A job as the ledger holds it. Times are ms since 1970 by Redis's clock.
 
-    One that is not `is_published` waits for its message: claims and reconcilers tell when it is to be sent.
+    One that is not `is_published` waits for room among the messages; a claim or a reconciler publishes it.
     """
 
     id: str
@@ -148,15 +148,11 @@ class JobRecord:
         )
 
 
-IdsOfQueues = tuple[tuple[str, Queue], ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A lease on a job. `token` fences it: once the job is leased again, nothing done with this one counts.
 
     `attempts` are those already counted: 1 or more means that a worker was lost with this job, so it runs alone.
-    `to_publish` are other jobs: there is room for their messages now, and the caller is to send them.
     """
 
     id: str
@@ -169,7 +165,6 @@ class Claim:
     queue: Queue
     warnings: tuple[str, ...] = ()
     trace_id: str | None = None
-    to_publish: IdsOfQueues = field(default=(), compare=False)
 
     @property
     def log_fields(self) -> dict[str, object]:
@@ -195,14 +190,10 @@ class RefusalReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No lease was given. For expired, poison and unreadable this call has ended the job.
-
-    `to_publish` as in `Claim`.
-    """
+    """No lease was given. For expired, poison and unreadable this call has ended the job."""
 
     id: str
     reason: RefusalReason
-    to_publish: IdsOfQueues = field(default=(), compare=False)
 
     @property
     def has_ended_job(self) -> bool:

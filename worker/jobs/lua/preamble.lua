@@ -147,26 +147,28 @@ local function line_up(key, job, max_published, announce_ms)
   redis.call('ZADD', due_key(job.queue), look_at(job, now + announce_ms), job.id)
 end
 
--- Ids that the broker's list has room for, `limit` at most. The caller publishes them; where it dies before, they are
--- lost messages like any other.
-local function take_unpublished(queue, max_published, announce_ms, limit)
-  local ids, waiting = {}, unpublished_key(queue)
-  if redis.call('EXISTS', waiting) == 0 then return ids end
-  local room = math.min(limit, max_published - redis.call('LLEN', messages_key(queue)))
+-- Publishes what the broker's list has room for, `limit` ids at most; how many those were. `message` is what a worker
+-- takes for a message, with words in capitals where this one's own follow.
+local function publish_waiting(queue, message, max_published, announce_ms, limit)
+  local waiting, messages, num_published = unpublished_key(queue), messages_key(queue), 0
+  if redis.call('EXISTS', waiting) == 0 then return 0 end
+  local room = math.min(limit, max_published - redis.call('LLEN', messages))
   for _ = 1, room + MAX_PASSED_OVER do
-    local id = #ids < room and redis.call('LPOP', waiting)
+    local id = num_published < room and redis.call('LPOP', waiting)
     if not id then break end
     local key = ARGV[1] .. ':job:' .. id
     local job = read(key)
     if may_be_published(job) then
+      -- In µs, each its own: whether a message was lost is told from the order.
+      local announced_ms = string.format('%.3f', time[1] * 1000 + (time[2] + num_published) / 1000)
       if job.schema <= SCHEMA then
-        -- In µs, each its own: whether a message was lost is told from the order.
-        local announced_ms = time[1] * 1000 + (time[2] + #ids) / 1000
-        redis.call('HSET', key, 'announced_ms', string.format('%.3f', announced_ms))
+        redis.call('HSET', key, 'announced_ms', announced_ms)
         redis.call('ZADD', due_key(queue), look_at(job, now + announce_ms), id)
       end
-      ids[#ids + 1] = id
+      local own = {JOB_ID = id, MESSAGE_ID = id .. '-' .. announced_ms, QUEUE = queue}
+      redis.call('LPUSH', messages, (string.gsub(message, '[A-Z_]+', own)))
+      num_published = num_published + 1
     end
   end
-  return ids
+  return num_published
 end
