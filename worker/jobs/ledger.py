@@ -298,7 +298,7 @@ class Ledger:
         return JobRecord.from_hash(fields)
 
     def _read_claim(self, job_id: str, fields: Sequence[str]) -> Claim | Refusal:
-        token, attempts, body, reference_key, estimate, created, queue, warnings, traceparent = fields
+        token, attempts, body, reference_key, estimate, created, revived, queue, warnings, traceparent = fields
         try:
             request = JobRequest.model_validate_json(body)
         except ValidationError:
@@ -312,7 +312,7 @@ class Ledger:
             request=request,
             reference_key=reference_key or None,
             estimate_seconds=float(estimate),
-            created_at_ms=int(created),
+            queued_at_ms=int(revived or created),
             queue=Queue(queue),
             warnings=tuple(json.loads(warnings)),
             trace_id=trace_id_of(traceparent),

@@ -153,6 +153,7 @@ class Claim:
     """A lease on a job. `token` fences it: once the job is leased again, nothing done with this one counts.
 
     `attempts` are those already counted: 1 or more means that a worker was lost with this job, so it runs alone.
+    `queued_at_ms` is when the job came, or when an operator queued it again.
     """
 
     id: str
@@ -161,7 +162,7 @@ class Claim:
     request: JobRequest
     reference_key: str | None
     estimate_seconds: float
-    created_at_ms: int
+    queued_at_ms: int
     queue: Queue
     warnings: tuple[str, ...] = ()
     trace_id: str | None = None

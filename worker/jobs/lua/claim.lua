@@ -1,7 +1,7 @@
 -- Guarantees: at most one live lease a job; a job past its time or its attempts ends instead of running.
 -- Its message was taken, so there is room for another: for two while there is room for more, or too few would stay few.
 -- KEYS: record. ARGV: prefix, lease_ms, max_attempts, retention_ms, max_published, message, poison error, worker, nonce.
--- Returns {'claimed', token, attempts, request, reference_key, estimate_seconds, created_ms, queue, warnings,
+-- Returns {'claimed', token, attempts, request, reference_key, estimate_seconds, created_ms, revived_ms, queue, warnings,
 -- traceparent} or {reason}.
 local lease_ms, max_attempts, retention_ms = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local max_published, message, poison, worker, nonce = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8], ARGV[9]
@@ -42,6 +42,6 @@ if not is_leased(job) then
 end
 
 local answer = redis.call('HMGET', KEYS[1], 'token', 'attempts', 'request', 'reference_key', 'estimate_seconds',
-                          'created_ms', 'queue', 'warnings', 'traceparent')
+                          'created_ms', 'revived_ms', 'queue', 'warnings', 'traceparent')
 table.insert(answer, 1, 'claimed')
 return answer

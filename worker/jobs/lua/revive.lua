@@ -12,7 +12,7 @@ if job.status ~= 'failed' then  -- queued by this very call, perhaps, whose answ
   return redis.call('HGET', KEYS[1], 'revive_nonce') == nonce and 'requeued' or job.status
 end
 redis.call('HDEL', KEYS[1], 'error', 'finished_ms', 'expires_ms', 'first_ms')
-redis.call('HSET', KEYS[1], 'attempts', 0, 'revive_nonce', nonce)
+redis.call('HSET', KEYS[1], 'attempts', 0, 'revived_ms', now, 'revive_nonce', nonce)
 job.expires_ms = expires_ms > 0 and now + expires_ms or nil
 if job.expires_ms then redis.call('HSET', KEYS[1], 'expires_ms', job.expires_ms) end
 redis.call('PERSIST', KEYS[1])
