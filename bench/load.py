@@ -28,7 +28,7 @@ import psutil
 
 from bench.command import shown_command
 from bench.load_clients import Answers, Clients, body
-from bench.load_figures import fit, latencies, report
+from bench.load_figures import growth, latencies, report
 from bench.load_stack import LoadStack
 from bench.service_clients import Caller, CallFailed
 from bench.service_product import measure, say
@@ -44,8 +44,6 @@ SHORT_SECONDS = 0.2
 """Audio of a job where memory is measured, so that tens of thousands of objects fit on a disk."""
 SETTLED_SHARE = (0.1, 0.95)
 """Of a backlog, the part in which a worker's rate counts: it has warmed up, and its threads still have enough to do."""
-WARM_UP_SHARE = 0.2
-"""Of the jobs over which memory is watched, the first, to which the line is not fitted: pools and caches fill up."""
 MAX_QUEUE = 1_000_000
 RETENTION_SECONDS = 3.0
 SETTLING_SECONDS = 2.0
@@ -70,7 +68,7 @@ class Size:
     warm_up: int = 500
 
 
-QUICK = Size(0.5, 1, 20.0, 1.0, 200, 100, 5, 100, 100, 200, 40, 50)
+QUICK = Size(0.5, 1, 20.0, 1.0, 200, 100, 5, 100, 100, 400, 40, 50)
 
 
 def submit(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -161,18 +159,21 @@ def memory(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[
     clients = Clients(stack.address)
     rows: list[dict[str, int]] = []
     began = time.monotonic()
+    num_clients = (
+        stack.settings.api_threads
+    )  # the first time as many as the API has threads: all of them are there then
     while not rows or rows[-1]["jobs"] < size.memory_jobs:
-        _accepted(clients.closed_loop(arguments.clients, jobs=size.memory_step))
+        _accepted(clients.closed_loop(num_clients, jobs=size.memory_step))
+        num_clients = arguments.clients
         num_jobs = (rows[-1]["jobs"] if rows else 0) + size.memory_step
         _wait_for_ends(stack, num_jobs, 120)
         rows.append({"jobs": num_jobs} | {name: _resident(stack.pids[name]) for name in ("api", "worker")})
         seconds = time.monotonic() - began
         say(f"{rows[-1]}, {num_jobs / seconds:.0f} jobs/s")
     clients.close()
-    fitted = [row for row in rows if row["jobs"] > WARM_UP_SHARE * size.memory_jobs]
-    jobs = [row["jobs"] for row in fitted]
-    slopes = {name: fit(jobs, [row[name] for row in fitted]) for name in ("api", "worker")}
-    return {"fitted_from": jobs[0], "slopes": slopes, "resident": rows}
+    jobs = [row["jobs"] for row in rows]
+    grown = {name: growth(jobs, [row[name] for row in rows]) for name in ("api", "worker")}
+    return {"growth": grown, "resident": rows}
 
 
 def redis(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
