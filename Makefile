@@ -12,7 +12,7 @@ LOCK := pyproject.toml constraints.txt
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down status test lint format types test-gpu soak clean
+.PHONY: help demo up down status doctor test lint format types test-gpu soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ down: $(LOCAL) ## stop what `make up` started, and nothing else
 
 status: $(LOCAL) ## what of it runs, and where
 	@$(BIN)/python -m infra.local status
+
+doctor: $(LOCAL) ## look at everything that its worker needs, and tell what is wrong
+	@$(BIN)/python -m infra.local doctor
 
 test: lint ## every check and every test that needs no GPU
 	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile -m "not gpu and not soak"

@@ -12,9 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from gunicorn import util
+
 from api.app import STOPPING
 from api.logs import logging_config
 from api.metrics import remove_shared
+from api.problems import ProblemError
 from worker.jobs.settings import Settings
 
 PR_SET_PDEATHSIG = 1
@@ -37,6 +40,16 @@ worker_tmp_dir = str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None
 control_socket_disable = True
 proc_name = "omnivoice-api"
 logconfig_dict = logging_config(_settings.log_level)
+
+
+def _write_problem(client: Any, status: int, reason: str, _: str) -> None:
+    """gunicorn's own answer, to what is no HTTP: like every other of the API, and without what the client sent."""
+    answer = ProblemError(status, "the request is no HTTP that this server understands", title=reason).response()
+    head = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\n{answer.headers}"
+    util.write_nonblock(client, head.encode("latin1") + answer.get_data())
+
+
+util.write_error = _write_problem  # there is no setting for it
 
 
 def post_fork(_server: Any, worker: Any) -> None:

@@ -65,7 +65,7 @@ class JobRoutes:
             self.store.put(new.reference_key, submission.audio, "application/octet-stream")
         record, created = self.ledger.submit(new)
         g.job_id = record.id
-        if created:
+        if created and record.is_published:
             self._announce(record)
         response = self._job(record, 202)
         response.headers["Location"] = url_for("jobs.show", job_id=record.id)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 import traceback
 from datetime import UTC, datetime
@@ -17,9 +16,6 @@ from flask import Flask, Response, g, request
 
 from api import tracing
 from worker.jobs import names
-
-OUTAGE_SECONDS = 30.0
-"""Failures that follow each other within this time belong to one outage."""
 
 _access_log = logging.getLogger("api.access")
 
@@ -47,24 +43,6 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-class OncePerOutage(logging.Filter):
-    """Of the records with an `outage` in `extra` (the name of what fails), passes the first of each outage."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-        self._last_seconds: dict[str, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        server: str | None = getattr(record, "outage", None)
-        if server is None:
-            return True
-        with self._lock:
-            last_seconds = self._last_seconds.get(server)
-            self._last_seconds[server] = record.created
-        return last_seconds is None or record.created - last_seconds > OUTAGE_SECONDS
-
-
 class NoSilentClients(logging.Filter):
     """gunicorn tells with a traceback of a client that was cut off since it was silent: no fault of the service."""
 
@@ -79,7 +57,7 @@ def logging_config(level: str) -> dict[str, Any]:
         "disable_existing_loggers": False,
         "formatters": {"json": {"()": "api.logs.JsonFormatter"}},
         "filters": {
-            "outages": {"()": "api.logs.OncePerOutage"},
+            "outages": {"()": "worker.jobs.outages.OncePerOutage"},
             "silent clients": {"()": "api.logs.NoSilentClients"},
         },
         "handlers": {

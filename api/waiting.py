@@ -95,7 +95,8 @@ class Endings:
                         if (job_id := next_id(_LISTEN_SECONDS)) is not None:
                             self._tell(job_id)
             except QueueUnavailable as error:
-                logger.warning("not told of jobs that end: %s", error, extra={"outage": "redis"})
+                if not self._stopping.is_set():
+                    logger.warning("not told of jobs that end: %s", error, extra={"outage": "redis"})
                 self._stopping.wait(LOOK_SECONDS)
         with self._lock:
             for waiters in self._waiters.values():

@@ -28,7 +28,7 @@ import psutil
 
 from bench.command import shown_command
 from bench.load_clients import Answers, Clients, body
-from bench.load_figures import fit, latencies, report
+from bench.load_figures import growth, latencies, report
 from bench.load_stack import LoadStack
 from bench.service_clients import Caller, CallFailed
 from bench.service_product import measure, say
@@ -44,8 +44,6 @@ SHORT_SECONDS = 0.2
 """Audio of a job where memory is measured, so that tens of thousands of objects fit on a disk."""
 SETTLED_SHARE = (0.1, 0.95)
 """Of a backlog, the part in which a worker's rate counts: it has warmed up, and its threads still have enough to do."""
-WARM_UP_SHARE = 0.2
-"""Of the jobs over which memory is watched, the first, to which the line is not fitted: pools and caches fill up."""
 MAX_QUEUE = 1_000_000
 RETENTION_SECONDS = 3.0
 SETTLING_SECONDS = 2.0
@@ -63,13 +61,14 @@ class Size:
     backlog: int = 6_000
     backlog_uploading: int = 3_000
     latency_jobs: int = 200
-    redis_jobs: int = 20_000
+    redis_published: int = 4_000
+    redis_unpublished: int = 16_000
     memory_jobs: int = 50_000
     memory_step: int = 1_000
     warm_up: int = 500
 
 
-QUICK = Size(0.5, 1, 20.0, 1.0, 200, 100, 5, 100, 200, 40, 50)
+QUICK = Size(0.5, 1, 20.0, 1.0, 200, 100, 5, 100, 100, 400, 40, 50)
 
 
 def submit(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -123,8 +122,9 @@ def _announce(stack: LoadStack, num_jobs: int) -> None:
         seconds = plan(request.to_synthesis_request()).seconds
         trace = TraceContext.continued(None)
         new = NewJob(names.new_job_id(), request, estimate_seconds=seconds, owner="local", trace=trace)
-        stack.ledger.submit(new)
-        publish(celery, new.id, Queue.INTERACTIVE)
+        record, _ = stack.ledger.submit(new)
+        if record.is_published:
+            publish(celery, new.id, Queue.INTERACTIVE)
 
 
 def latency(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -159,45 +159,53 @@ def memory(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[
     clients = Clients(stack.address)
     rows: list[dict[str, int]] = []
     began = time.monotonic()
+    num_clients = (
+        stack.settings.api_threads
+    )  # the first time as many as the API has threads: all of them are there then
     while not rows or rows[-1]["jobs"] < size.memory_jobs:
-        _accepted(clients.closed_loop(arguments.clients, jobs=size.memory_step))
+        _accepted(clients.closed_loop(num_clients, jobs=size.memory_step))
+        num_clients = arguments.clients
         num_jobs = (rows[-1]["jobs"] if rows else 0) + size.memory_step
         _wait_for_ends(stack, num_jobs, 120)
         rows.append({"jobs": num_jobs} | {name: _resident(stack.pids[name]) for name in ("api", "worker")})
         seconds = time.monotonic() - began
         say(f"{rows[-1]}, {num_jobs / seconds:.0f} jobs/s")
     clients.close()
-    fitted = [row for row in rows if row["jobs"] > WARM_UP_SHARE * size.memory_jobs]
-    jobs = [row["jobs"] for row in fitted]
-    slopes = {name: fit(jobs, [row[name] for row in fitted]) for name in ("api", "worker")}
-    return {"fitted_from": jobs[0], "slopes": slopes, "resident": rows}
+    jobs = [row["jobs"] for row in rows]
+    grown = {name: growth(jobs, [row[name] for row in rows]) for name in ("api", "worker")}
+    return {"growth": grown, "resident": rows}
 
 
 def redis(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a waiting job of 100 characters takes in Redis, message included and not, and what is left of it."""
-    stack.start_api()
+    """What a waiting job of 100 characters takes in Redis, published and beyond the bound, and what is left of it."""
+    stack.start_api(max_published=size.redis_published)
     clients = Clients(stack.address)
     # Everything once before: connections, scripts and fixed keys are there, on both sides of the comparison.
     _accepted(clients.closed_loop(arguments.clients, jobs=size.warm_up))
     _work_and_forget(stack, size.warm_up)
     before, num_keys = _used(stack), stack.redis.dbsize()
-    _accepted(clients.closed_loop(arguments.clients, jobs=size.redis_jobs))
-    queued = _used(stack)
-    messages = (stack.redis.memory_usage(_messages(stack), samples=0) or 0) / size.redis_jobs
-    a_job = (queued - before) / size.redis_jobs
+    _accepted(clients.closed_loop(arguments.clients, jobs=size.redis_published))
+    published, num_messages = _used(stack), _num_messages(stack)
+    messages = (stack.redis.memory_usage(_messages(stack), samples=0) or 0) / num_messages
+    _accepted(clients.closed_loop(arguments.clients, jobs=size.redis_unpublished))
+    # Clients that submit at once may each publish one more than the bound.
+    beyond = (_used(stack) - published - messages * (_num_messages(stack) - num_messages)) / size.redis_unpublished
+    a_job = (published - before) / size.redis_published
     record = next(stack.redis.scan_iter(_records(stack), count=1_000))
     encoding = stack.redis.object("encoding", record)
-    say(f"{a_job:.0f} B a job, of which the message {messages:.0f} B")
-    _work_and_forget(stack, size.warm_up + size.redis_jobs)
+    say(f"{a_job:.0f} B a job, of which the message {messages:.0f} B; {beyond:.0f} B beyond the bound")
+    num_jobs = size.redis_published + size.redis_unpublished
+    _work_and_forget(stack, size.warm_up + num_jobs)
     clients.close()
     return {
-        "jobs": size.redis_jobs,
+        "jobs_published": size.redis_published,
+        "jobs_beyond": size.redis_unpublished,
         "bytes_a_job": round(a_job, 1),
+        "bytes_beyond_the_bound": round(beyond, 1),
         "record_encoding": encoding,
         "bytes_message": round(messages, 1),
-        "bytes_without_message": round(a_job - messages, 1),
         "keys_left": stack.redis.dbsize() - num_keys,
-        "bytes_left_a_job": round((_used(stack) - before) / size.redis_jobs, 1),
+        "bytes_left_a_job": round((_used(stack) - before) / num_jobs, 1),
     }
 
 
@@ -239,6 +247,10 @@ def _resident(pid: int) -> int:
 
 def _messages(stack: LoadStack) -> str:
     return names.message_list_key(stack.settings.redis_prefix, Queue.INTERACTIVE.value)
+
+
+def _num_messages(stack: LoadStack) -> int:
+    return stack.redis.llen(_messages(stack))
 
 
 def _records(stack: LoadStack) -> str:

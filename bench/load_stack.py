@@ -64,12 +64,13 @@ class LoadStack:
         self._start(services.redis(self._environment, self._folder, self._ports["redis"]))
         self._start(services.seaweedfs(self._environment, self.settings, self._folder, self._identities, self._ports))
 
-    def start_api(self) -> None:
-        self._start(services.api(self._environment, self.settings))
+    def start_api(self, **changed: object) -> None:
+        """`changed` are settings that it gets otherwise than the rest."""
+        self._start(services.api(self._changed(changed), self.settings))
 
     def start_worker(self, *options: str, **changed: object) -> None:
-        """The null worker; `changed` are settings that it gets otherwise than the rest."""
-        environment = self._environment | {f"OMNIVOICE_{name.upper()}": str(v) for name, v in changed.items()}
+        """The null worker; `changed` as in `start_api`."""
+        environment = self._changed(changed)
         log = Log(self._log("worker"))
         log.begin_here()  # an earlier one has written to it
         service = services.worker(environment, self.settings, log)
@@ -119,6 +120,9 @@ class LoadStack:
         child = processes.launch(service.command, service.environment, self._log(service.name))
         self._running[service.name] = (service, child)
         self.wait_until(service.is_ready, service.start_seconds, f"{service.name} is ready")
+
+    def _changed(self, changed: Mapping[str, object]) -> dict[str, str]:
+        return self._environment | {f"OMNIVOICE_{name.upper()}": str(value) for name, value in changed.items()}
 
     def _log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.log"

@@ -109,7 +109,7 @@ class Desk:
         request = JobRequest.parse({"text": text, "duration": 1.0, **fields})
         new = NewJob(new_job_id(), request, request.duration or 1.0, "test", reference_key)
         record, _ = self.ledger.submit(new)
-        if announce:
+        if announce and record.is_published:
             assert publish(self.celery, record.id, record.queue)
         return record.id
 

@@ -137,12 +137,12 @@ def _encode(claim: Claim, result: SynthesisResult) -> _File:
 
 
 def _timings(claim: Claim, outcome: Synthesized, claimed_at: float, encoded_ms: float, uploaded_ms: float) -> Timings:
-    # Redis's clock wrote `created_at_ms`, this host's reads it: a skew must not make a negative time of it.
-    created_ms_ago = time.time() * 1_000 - claim.created_at_ms
+    # Redis's clock wrote `queued_at_ms`, this host's reads it: a skew must not make a negative time of it.
+    queued_ms_ago = time.time() * 1_000 - claim.queued_at_ms
     claimed_ms_ago = (time.monotonic() - claimed_at) * 1_000
     engine = outcome.result.timings
     return Timings(
-        queued_ms=round(max(0.0, created_ms_ago - claimed_ms_ago), 3),
+        queued_ms=round(max(0.0, queued_ms_ago - claimed_ms_ago), 3),
         batched_ms=round((outcome.closed_at - claimed_at) * 1_000, 3),
         generated_ms=round(engine.generated_ms, 3),
         decoded_ms=round(engine.decoded_ms + encoded_ms, 3),

@@ -74,7 +74,7 @@ class Leases:
             try:
                 self._beat()
             except QueueUnavailable as error:
-                logger.warning("heartbeat failed: %s", error)
+                logger.warning("heartbeat failed: %s", error, extra={"outage": "redis: heartbeats"})
             except Exception:
                 # Without heartbeats every job in hand would be run twice.
                 logger.exception("heartbeat failed")

@@ -13,6 +13,7 @@ from logging.handlers import MemoryHandler
 
 from worker import log_context
 from worker.jobs.errors import StartupError
+from worker.jobs.outages import OncePerOutage
 
 FIELDS = (
     *("job", "attempt", "trace_id", "window", "batch_size", "status", "settings"),
@@ -44,6 +45,22 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+class BrokerOutage(logging.Filter):
+    """Celery tells in two lines of each of its attempts to reach the broker: one line, once an outage, will do."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if text.startswith(("consumer: Cannot connect to", "consumer: Connection to broker lost")):
+            record.msg, record.args = "no message is taken until Redis is back: " + text.split("\n", 1)[0], None
+            record.outage = "redis: messages"
+        return True
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """Celery warns at each lost connection of what a later release will do with the tasks in hand: the ledger does."""
+    return "CPendingDeprecationWarning" not in record.getMessage()
+
+
 @contextmanager
 def logs_of_a_start(level: str) -> Iterator[None]:
     """Send the root logger to standard error, but hold it back inside the block.
@@ -53,6 +70,7 @@ def logs_of_a_start(level: str) -> Iterator[None]:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
+    handler.addFilter(OncePerOutage())
     held_back = MemoryHandler(capacity=MAX_HELD_BACK, flushLevel=logging.WARNING, target=handler)
     root = logging.getLogger()
     root.handlers[:] = [held_back]
@@ -60,6 +78,8 @@ def logs_of_a_start(level: str) -> Iterator[None]:
     logging.captureWarnings(True)
     for name in ("celery", "kombu", "amqp", "botocore", "boto3", "urllib3", "s3transfer"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("celery.worker.consumer.consumer").addFilter(BrokerOutage())
+    logging.getLogger("py.warnings").addFilter(_is_of_use)
     try:
         yield
     except StartupError:

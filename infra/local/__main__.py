@@ -1,6 +1,6 @@
-"""`python -m infra.local demo|up|down|status`: the whole system on this machine. Settings come from `OMNIVOICE_*`.
+"""`python -m infra.local demo|up|down|status|doctor`: the whole system on this machine. Settings are `OMNIVOICE_*`.
 
-Exit status: 0, 2 when something stands in the way (one line says what), 130 when told to stop.
+Exit status: 0, 2 when something stands in the way (one line says what), 130 when told to stop; the doctor's is its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from infra.local.environment import DEMO_CHECKPOINT
 from infra.local.errors import LocalError
 from infra.local.interruption import Interrupted, hold_back_signals, interruptible
 from infra.local.services import CHECKOUT
-from infra.local.stack import Stack
+from infra.local.stack import Stack, differing
 from infra.local.state import State, locked
 
 FAILED_STATUS = 2
@@ -26,7 +26,7 @@ INTERRUPTED_STATUS = 130
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.local", description=__doc__)
-    parser.add_argument("command", choices=["demo", "up", "down", "status"])
+    parser.add_argument("command", choices=["demo", "up", "down", "status", "doctor"])
     parser.add_argument("--state", type=Path, default=CHECKOUT / ".run", help="folder for data, logs and process ids")
     parser.add_argument("--output", type=Path, default=Path("demo.wav"), help="where `demo` puts its audio")
     options = parser.parse_args(arguments)
@@ -39,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
             return _down(stack_folder)
         if options.command == "status":
             return _status(State.load(stack_folder))
+        if options.command == "doctor":
+            return Stack(State.load(stack_folder), os.environ, _say).doctor()
         return _demo(options.state, options.output)
     except LocalError as error:
         print(f"{options.command}: {error}", file=sys.stderr)
@@ -89,7 +91,9 @@ def _demo(folder: Path, target: Path) -> int:
     """On what `up` left running, or on a stack of its own that is gone afterwards."""
     running = State.load(folder / "stack")
     if running.is_running("api") and running.is_running("worker"):
-        _say("using what `make up` started")
+        _say("using what `make up` started, with the settings that it runs with")
+        if ignored := differing(running.records["api"], os.environ):
+            _say(f"not applied (`make up` would): {', '.join(ignored)}")
         _speak(running, target)
     else:
         _demo_alone(folder / "demo", target)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+MAX_BYTES = 16 * 2**20
+
 
 @dataclass(slots=True)
 class Log:
@@ -14,7 +16,10 @@ class Log:
     begin: int = 0
 
     def begin_here(self) -> None:
-        """What is written from now on is the present process's part."""
+        """What is written from now on is the present process's part. A log that has grown long is put aside first, in
+        place of the one that was put aside before."""
+        if self.path.exists() and self.path.stat().st_size > MAX_BYTES:
+            self.path.replace(self.path.with_name(f"{self.path.name}.1"))
         self.begin = self.path.stat().st_size if self.path.exists() else 0
 
     def text(self) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -68,6 +69,13 @@ class Stack:
             self._forget(record)
         return len(running)
 
+    def doctor(self) -> int:
+        """Let `python -m worker doctor` look at what runs; its exit status. Raises `LocalError` where nothing does."""
+        if not self._state.is_running("worker"):
+            raise LocalError("no worker runs here; start one with `make up`")
+        environment = self._complete(Wanted.of(self._environ), self._state.ports)
+        return subprocess.call([sys.executable, "-m", "worker", "doctor"], env=environment)
+
     def _plan(self) -> tuple[list[Service], list[Service]]:
         """What has to run: first the servers, then what needs them.
 
@@ -76,14 +84,7 @@ class Stack:
         wanted = Wanted.of(self._environ)
         folder = self._state.folder
         chosen = self._choose_ports(wanted)
-        identities = folder / "s3-identities.json"
-        environment = environments.complete(
-            self._environ,
-            chosen["redis"] if wanted.redis else None,
-            chosen["s3"] if wanted.s3 else None,
-            chosen.get("api"),
-            ensure_identities(identities) if wanted.s3 else None,
-        )
+        environment = self._complete(wanted, chosen)
         try:
             settings = Settings.from_environment(environment)
         except SettingsError as error:
@@ -94,7 +95,7 @@ class Stack:
         if wanted.redis:
             backends.append(services.redis(bare, folder, chosen["redis"]))
         if wanted.s3:
-            backends.append(services.seaweedfs(bare, settings, folder, identities, chosen))
+            backends.append(services.seaweedfs(bare, settings, folder, self._identities, chosen))
         fronts = [
             services.api(environment, settings),
             services.worker(environment, settings, self._log("worker")),
@@ -103,6 +104,20 @@ class Stack:
         with interruptible():
             checks.check(settings, wanted)
         return backends, fronts
+
+    @property
+    def _identities(self) -> Path:
+        return self._state.folder / "s3-identities.json"
+
+    def _complete(self, wanted: Wanted, chosen: Mapping[str, int]) -> dict[str, str]:
+        """The environment of API and worker."""
+        return environments.complete(
+            self._environ,
+            chosen["redis"] if wanted.redis else None,
+            chosen["s3"] if wanted.s3 else None,
+            chosen.get("api"),
+            ensure_identities(self._identities) if wanted.s3 else None,
+        )
 
     def _choose_ports(self, wanted: Wanted) -> dict[str, int]:
         """The ports of the last time as long as nobody else took them: clients remember addresses."""
@@ -225,10 +240,22 @@ class Stack:
                 child.wait()
 
 
+def differing(record: Record, environ: Mapping[str, str]) -> list[str]:
+    """Names of our settings in `environ` with which the service does not run."""
+    given = {name: value for name, value in environ.items() if name.startswith("OMNIVOICE_") and value}
+    if given.get("OMNIVOICE_API_PORT") == "0":  # any port will do
+        del given["OMNIVOICE_API_PORT"]
+    return sorted(name for name, value in given.items() if record.settings.get(name) != _digest(value))
+
+
 def _digests(service: Service) -> dict[str, str]:
     """SHA-256 of the command and of each setting's value, by name."""
     values: dict[str, object] = {
         name: value for name, value in service.environment.items() if name.startswith(SETTINGS_PREFIXES)
     }
     values["command line"] = service.command
-    return {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in values.items()}
+    return {name: _digest(value) for name, value in values.items()}
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -19,6 +19,7 @@ from jiwer import process_words
 from servers import free_ports, wait_until
 
 from infra.local import demo
+from infra.local.logs import MAX_BYTES, Log
 from infra.local.processes import ProcessId
 from infra.local.services import SEAWEEDFS_PORTS
 from infra.local.state import State
@@ -135,9 +136,14 @@ def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalSt
         assert again.returncode == 0, again.stderr
         assert stack.processes("stack") == running
 
-        spoken = stack.run("demo", "--output", str(tmp_path / "tone.wav"))
+        spoken = stack.run("demo", "--output", str(tmp_path / "tone.wav"), OMNIVOICE_MAX_ATTEMPTS="7")
         assert spoken.returncode == 0, spoken.stderr
+        assert "not applied (`make up` would): OMNIVOICE_MAX_ATTEMPTS" in spoken.stdout.splitlines()
         assert stack.processes("stack") == running  # the demo used them and left them
+
+        looked = stack.run("doctor")
+        assert looked.returncode == 0, looked.stdout + looked.stderr
+        assert stack.address("redis") in looked.stdout
 
         changed = stack.run("up", OMNIVOICE_SYNTHESIZER="tone", OMNIVOICE_MAX_WAIT_MS="10")
         assert changed.returncode == 0, changed.stderr
@@ -355,6 +361,21 @@ def assert_refused(result: subprocess.CompletedProcess[str], reason: str) -> str
     (line,) = result.stderr.splitlines()
     assert reason in line
     return line
+
+
+def test_a_doctor_without_a_stack_is_one_line(stack: LocalStack) -> None:
+    assert_refused(stack.run("doctor"), "no worker runs here; start one with `make up`")
+
+
+def test_a_long_log_is_put_aside_at_the_next_start(tmp_path: Path) -> None:
+    log = Log(tmp_path / "api.log")
+    for size, is_put_aside in ((MAX_BYTES, False), (MAX_BYTES + 1, True)):
+        log.path.write_bytes(b"x" * size)
+        log.begin_here()
+        assert log.path.exists() is not is_put_aside
+        assert log.begin == (0 if is_put_aside else size)
+    assert (tmp_path / "api.log.1").stat().st_size == MAX_BYTES + 1
+    assert log.text() == ""
 
 
 def assert_keys_are_private(folder: Path, printed: str) -> None:

@@ -7,11 +7,12 @@ import io
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
 from api_service import num_messages, succeed_job
-from job_examples import FAILURE, new_job, result_of, running, submitted
+from job_examples import FAILURE, claimed, new_job, result_of, running, submitted
 from redis import Redis
 from servers import S3Server, free_ports, wait_until
 
@@ -34,7 +35,7 @@ def ledger(redis_client: Redis, redis_settings: Settings) -> Ledger:
 def run(redis_settings: Settings, capsys: pytest.CaptureFixture[str]) -> Run:
     """(exit status, standard output, standard error) of the command line on the test's ledger."""
 
-    def run(*arguments: str, **update: str) -> tuple[int, str, str]:
+    def run(*arguments: str, **update: object) -> tuple[int, str, str]:
         settings = redis_settings.model_copy(update=update)
         environ = {name: value for name, value in settings.describe().items() if value}
         capsys.readouterr()
@@ -123,6 +124,7 @@ def test_no_redis_is_one_line(run: Run) -> None:
     [port] = free_ports(1)
     status, output, errors = run("list", redis_url=f"redis://:hush-hush@127.0.0.1:{port}/0")
     assert (status, output, len(errors.splitlines())) == (2, "", 1)
+    assert errors.startswith(f"Redis at redis://:***@127.0.0.1:{port}/0 cannot be used: ")
     assert "hush-hush" not in errors
 
 
@@ -152,6 +154,27 @@ def test_a_failed_job_is_queued_again_and_succeeds(
     stats = ledger.stats()[Queue.BULK]
     assert (stats.submitted, stats.requeued, sum(stats.ended.values())) == (1, 1, 2)
     assert redis_client.ttl(key) > 0
+
+
+def test_a_requeued_job_waits_from_then_on(ledger: Ledger, redis_client: Redis, run: Run) -> None:
+    job_id = failed(ledger).id
+    redis_client.hincrby(names.job_key(ledger._prefix, job_id), "created_ms", -3_600_000)
+    run("requeue", job_id)
+    claim = claimed(ledger, job_id)
+    assert abs(claim.queued_at_ms / 1_000 - time.time()) < 30
+    assert ledger.get(job_id).created_at < claim.queued_at_ms - 3_000_000
+
+
+def test_a_requeued_job_that_waits_for_room_is_not_announced(
+    redis_client: Redis, redis_settings: Settings, run: Run
+) -> None:
+    bounded = redis_settings.model_copy(update={"max_published": 1})
+    ledger = Ledger(redis_client, bounded)
+    job_id = failed(ledger).id
+    redis_client.lpush(names.message_list_key(ledger._prefix, "interactive"), "another's")
+    assert run("requeue", job_id, max_published=1)[:2] == (0, f"{job_id}: queued again\n")
+    assert num_messages(redis_settings, redis_client, "interactive") == 1
+    assert not ledger.get(job_id).is_published
 
 
 def test_a_requeued_job_needs_its_clip_again(ledger: Ledger, run: Run) -> None:
@@ -242,6 +265,19 @@ def test_an_idempotency_key_of_a_purged_job_is_free_again(ledger: Ledger, run: R
     ledger.cancel(record.id)
     run("purge", "--older-than", "0s", "--yes")
     assert ledger.submit(new_job("Something else.", key="k"))[1]
+
+
+def test_purge_with_audio_needs_a_store_before_it_purges(
+    ledger: Ledger, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = failed(ledger).id
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    status, output, errors = run("purge", "--older-than", "0s", "--yes", "--with-audio")
+    assert (status, output, len(errors.splitlines())) == (2, "", 1)
+    assert ledger.get(job_id), "it had no audio, but others may have"
+    assert run("purge", "--older-than", "0s", "--yes")[1] == "1 of 1 purged\n"
 
 
 def test_purge_with_audio(settings: Settings, environment: dict[str, str], s3: S3Server) -> None:

@@ -14,8 +14,9 @@ from redis import Redis
 from servers import free_ports, run_redis
 
 from api.keys import new_key
-from api.logs import JsonFormatter, OncePerOutage, logging_config
+from api.logs import JsonFormatter, logging_config
 from worker.jobs import names
+from worker.jobs.outages import OncePerOutage
 from worker.jobs.settings import Settings
 
 ORIGIN = "https://console.example.org"

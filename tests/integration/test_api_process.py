@@ -154,6 +154,31 @@ def test_a_job_from_submission_to_audio(environment: dict[str, str], settings: S
     assert "quick brown fox" not in api.log.read_text()
 
 
+def test_what_is_no_http_gets_a_problem_too(environment: dict[str, str], tmp_path: Path) -> None:
+    no_http = {
+        b"nonsense\r\n\r\n": 400,
+        b"GET / HTTP/1.1\r\nHost: here\r\nhush hush: 1\r\n\r\n": 400,
+        b"GET /%s HTTP/1.1\r\n\r\n" % (b"a" * 5_000): 414,
+    }
+    with _run_api(environment, tmp_path) as api:
+        for sent, status in no_http.items():
+            head, _, content = _answer_to(api.url, sent).partition(b"\r\n\r\n")
+            lines = head.decode().splitlines()
+            assert lines[0].split()[1] == str(status)
+            assert "Content-Type: application/problem+json" in lines
+            assert f"Content-Length: {len(content)}" in lines
+            problem = json.loads(content)
+            assert (problem["status"], problem["type"]) == (status, "about:blank")
+            assert "hush" not in content.decode()
+
+
+def _answer_to(url: str, sent: bytes) -> bytes:
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=10) as client:
+        client.sendall(sent)
+        return b"".join(iter(lambda: client.recv(65_536), b""))
+
+
 def _assert_without_torch(pid: int) -> None:
     """Neither the arbiter nor a worker process has mapped a library of torch, though each may have imported it lazily
     while it served the calls before this one."""

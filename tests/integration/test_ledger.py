@@ -36,7 +36,7 @@ def test_a_job_from_submit_to_its_result(ledger: Ledger) -> None:
     assert ledger.depth() == {Queue.INTERACTIVE: 0, Queue.BULK: 1}
 
     claim = claimed(ledger, new.id)
-    assert (claim.attempts, claim.request, claim.created_at_ms) == (0, new.request, record.created_at)
+    assert (claim.attempts, claim.request, claim.queued_at_ms) == (0, new.request, record.created_at)
     assert ledger.get(new.id).status is Status.QUEUED
     assert ledger.start([claim]) == [True]
     started = ledger.get(new.id)

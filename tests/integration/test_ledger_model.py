@@ -8,25 +8,36 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 from job_examples import FAILURE, new_job, result_of
 from redis import Redis
 
 from worker.jobs import names
 from worker.jobs.errors import QueueFull
-from worker.jobs.ledger import CancelOutcome, Claim, Hold, Ledger, RefusalReason
+from worker.jobs.ledger import CancelOutcome, Claim, Hold, JobRecord, Ledger, RefusalReason
 from worker.jobs.models import Queue, Status
 from worker.jobs.settings import Settings
 
 MAX_ATTEMPTS = 2
-MAX_QUEUE = 4
+MAX_QUEUE = 6
+MAX_PUBLISHED = 2
 REFERENCE = "references/shared-by-all"
 
 
 @dataclass
 class Model:
-    """What a job should be. `lease` is None, "live" or "lapsed"."""
+    """What a job should be. `lease` is None, "live" or "lapsed"; not `published` while its id waits for room."""
 
+    published: bool
     status: Status = Status.QUEUED
     token: int = 0
     attempts: int = 0
@@ -46,7 +57,12 @@ class Model:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Leases last for hours here; time passes by the rules `let_lapse` and `let_expire`, which edit the record."""
+    """Leases last for hours here; time passes by the rules `let_lapse` and `let_expire`, which edit the record.
+
+    `messages` are the ids in the broker's list, the next one first. Any that a process publishes may get lost on the
+    way there, and `reconcile` begins with the loss of all. `line` are the ids that wait for room, those included for
+    which nobody waits any more.
+    """
 
     jobs: Bundle[str] = Bundle("jobs")
     claims: Bundle[Claim] = Bundle("claims")
@@ -57,7 +73,10 @@ class LedgerMachine(RuleBasedStateMachine):
         for key in redis.scan_iter(f"{prefix}:*"):
             redis.delete(key)
         self.ledger = Ledger(redis, Settings(redis_prefix=prefix, max_attempts=MAX_ATTEMPTS, max_queue=MAX_QUEUE,
-                                             lease_seconds=3600))  # fmt: skip
+                                             max_published=MAX_PUBLISHED, lease_seconds=3600))  # fmt: skip
+        self.list_key = names.message_list_key(prefix, Queue.INTERACTIVE.value)
+        self.messages: list[str] = []
+        self.line: list[str] = []
         self.models: dict[str, Model] = {}
         self.endings: dict[str, Any] = {}
 
@@ -67,21 +86,59 @@ class LedgerMachine(RuleBasedStateMachine):
     def unfinished(self) -> set[str]:
         return {job_id for job_id, model in self.models.items() if not model.status.is_final}
 
-    @rule(target=jobs)
-    def submit(self) -> str:
+    def waits_in_line(self, job_id: str) -> bool:
+        return job_id in self.unfinished() and not self.models[job_id].published
+
+    def publish_from_line(self, limit: int) -> int:
+        """What the ledger should do by itself; how many ids it is."""
+        num_published = 0
+        while self.line and num_published < limit and len(self.messages) < MAX_PUBLISHED:
+            if self.waits_in_line(job_id := self.line.pop(0)):
+                self.models[job_id].published = True
+                self.messages.append(job_id)
+                num_published += 1
+        return num_published
+
+    def publish(self, job_id: str, is_lost: bool, is_first: bool = False) -> None:
+        """As API and workers do it."""
+        if not is_lost:
+            self.messages.insert(0 if is_first else len(self.messages), job_id)
+            (self.redis.rpush if is_first else self.redis.lpush)(self.list_key, job_id)
+
+    def lose(self, num_messages: int) -> list[str]:
+        """The next messages leave the broker's list."""
+        lost, self.messages = self.messages[:num_messages], self.messages[num_messages:]
+        for job_id in lost:
+            assert job_id in self.redis.rpop(self.list_key)
+        return lost
+
+    @rule(target=jobs, is_lost=st.booleans())
+    def submit(self, is_lost: bool) -> str:
         new = replace(new_job(), reference_key=REFERENCE)
         full = len(self.unfinished()) >= MAX_QUEUE
         if full:
             with pytest.raises(QueueFull):
                 self.ledger.submit(new)
+            return new.id
+        while self.line and not self.waits_in_line(self.line[0]):
+            self.line.pop(0)
+        has_room = not self.line and len(self.messages) < MAX_PUBLISHED
+        record, _ = self.ledger.submit(new)
+        assert record.is_published is has_room
+        self.models[new.id] = Model(has_room)
+        if has_room:
+            self.publish(new.id, is_lost)
         else:
-            self.ledger.submit(new)
-            self.models[new.id] = Model()
+            self.line.append(new.id)
         return new.id
 
     @rule(target=claims, job_id=jobs)
     def claim(self, job_id: str) -> Claim:
+        """By a message that came from anywhere."""
         model, answer = self.models.get(job_id), self.ledger.claim(job_id, "worker")
+        if model:
+            model.published = model.published or not model.status.is_final
+            self.publish_from_line(2)
         expected = self.expected_refusal(model)
         if expected is None:
             assert model is not None
@@ -93,6 +150,12 @@ class LedgerMachine(RuleBasedStateMachine):
         assert not isinstance(answer, Claim)
         assert answer.reason is expected
         return Claim(job_id, 0, 0, new_job().request, None, 0.0, 0, Queue.INTERACTIVE)  # a holder of nothing
+
+    @rule(target=claims)
+    def take(self) -> Claim | MultipleResults[Claim]:
+        """A job whose turn it is."""
+        taken = self.lose(1)
+        return self.claim(taken[0]) if taken else multiple()
 
     def expected_refusal(self, model: Model | None) -> RefusalReason | None:
         if model is None:
@@ -204,8 +267,9 @@ class LedgerMachine(RuleBasedStateMachine):
             self.redis.hset(self.key(job_id), "expires_ms", 1)
             model.expired = True
 
-    @rule()
-    def reconcile(self) -> None:
+    @rule(is_lost=st.booleans())
+    def reconcile(self, is_lost: bool) -> None:
+        self.lose(len(self.messages))
         due = names.due_key(self.prefix, Queue.INTERACTIVE.value)
         for job_id in self.redis.zrange(due, 0, -1):
             self.redis.zadd(due, {job_id: 0})
@@ -218,13 +282,33 @@ class LedgerMachine(RuleBasedStateMachine):
                 model.finish(Status.CANCELLED)
             elif model.expired:
                 model.finish(Status.EXPIRED)
-            else:
+            elif model.published:
                 expected.add(job_id)
                 if model.lease == "lapsed":
                     model.requeue()
-        found = [job_id for job_id, _ in self.ledger.overdue()]
+        found = self.ledger.overdue()
         assert len(found) == len(set(found))
-        assert set(found) == expected
+        assert {job_id for job_id, _ in found} == expected
+        for job_id, _ in found:
+            self.publish(job_id, is_lost, is_first=True)
+        assert self.ledger.refill() == self.publish_from_line(500)
+
+    def teardown(self) -> None:
+        """Once nothing gets lost any more, every job comes to its end."""
+        for job_id in self.models:
+            self.let_lapse(job_id)
+        for _ in range(2 * MAX_QUEUE):
+            self.reconcile(is_lost=False)
+            while taken := self.lose(1):
+                self.finish(self.claim(taken[0]), Status.FAILED)
+        assert not self.unfinished()
+
+    @invariant()
+    def lists_are_as_the_model_says(self) -> None:
+        line = names.unpublished_key(self.prefix, Queue.INTERACTIVE.value)
+        assert self.redis.lrange(line, 0, -1) == self.line
+        messages = reversed(self.redis.lrange(self.list_key, 0, -1))
+        assert all(job_id in message for job_id, message in zip(self.messages, messages, strict=True))
 
     @invariant()
     def reference_is_used_by_the_unfinished(self) -> None:
@@ -242,6 +326,8 @@ class LedgerMachine(RuleBasedStateMachine):
             seen = (fields["status"], int(fields["token"]), int(fields["attempts"]), "lease_ms" in fields)
             assert seen == (model.status, model.token, model.attempts, model.lease is not None)
             assert model.attempts <= MAX_ATTEMPTS
+            if not model.status.is_final:
+                assert JobRecord.from_hash(fields).is_published is model.published
             assert ("result" in fields) == (model.status is Status.SUCCEEDED)
             if model.status.is_final:
                 assert self.endings.setdefault(job_id, fields) == fields

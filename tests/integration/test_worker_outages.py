@@ -94,6 +94,11 @@ def test_redis_away_for_longer_than_a_lease(desk: Desk, environment: dict[str, s
             wait_until(lambda: worker.has_logged("given up") or all_lapsed(desk, ids), what="the end of the leases")
             gate.open()
             records = desk.wait_ended(ids, 60)
+            events = [line["event"] for line in worker.lines() if line["level"] in ("warning", "error")]
+    for told in ("no message is taken", "heartbeat failed", "reconciling failed"):
+        assert sum(event.startswith(told) for event in events) <= 1, "each tells once of an outage"
+    assert any(event.startswith("no message is taken") for event in events)
+    assert not any("\n" in event for event in events)
     for index, record in enumerate(records):
         assert_speaks(desk.audio(record), f"Number {index}.")
     assert len(desk.audio_keys()) <= sum(record.attempts for record in records)

@@ -133,6 +133,8 @@ class Options:
     max_attempts: int
     tone_window_ms: int = 150
     max_batch_requests: int = 8
+    max_published: int = 4
+    """So few that whatever piles up waits beyond it."""
 
 
 class Cluster:
@@ -217,6 +219,7 @@ def _settings(options: Options) -> dict[str, str]:
         "OMNIVOICE_SYNTHESIZER": "tone",
         "OMNIVOICE_TONE_WINDOW_MS": str(options.tone_window_ms),
         "OMNIVOICE_MAX_BATCH_REQUESTS": str(options.max_batch_requests),
+        "OMNIVOICE_MAX_PUBLISHED": str(options.max_published),
         "OMNIVOICE_LEASE_SECONDS": str(options.lease_seconds),
         "OMNIVOICE_MAX_ATTEMPTS": str(options.max_attempts),
         "OMNIVOICE_DRAIN_SECONDS": "10",

@@ -14,7 +14,7 @@ import pytest
 
 from bench.load import parse
 from bench.load_clients import TEXT_CHARS, Clients, body
-from bench.load_figures import fit, latencies, report, verdicts
+from bench.load_figures import LEAST_LEAK_BYTES, fit, growth, latencies, report, verdicts
 from bench.null_worker import NullSynthesizer
 from bench.service_clients import CallFailed
 from omnivoice.errors import RequestAborted
@@ -25,10 +25,25 @@ def test_a_line_and_its_error_are_those_of_least_squares() -> None:
     line = fit([0, 1, 2, 3], [1.0, 2.0, 4.0, 5.0])
     assert line.slope == pytest.approx(1.4)
     assert line.error == pytest.approx(0.141421, rel=1e-4)
-    assert not line.is_flat
-    assert fit([0, 1, 2, 3], [5.0, 6.0, 6.0, 5.0]).is_flat
     with pytest.raises(ValueError, match="2 points"):
         fit([0, 1], [0, 1])
+
+
+def test_growth_is_that_of_the_second_half() -> None:
+    """Memory that fills up and then stays is none; a pointer a job is seen beneath steps of pages."""
+    jobs = list(range(1_000, 51_000, 1_000))
+    saturated = [1e8 + 5e6 * min(1.0, number / 20_000) for number in jobs]
+    assert growth(jobs, saturated) == (0.0, 0.0, 0.0)
+    chance = random.Random(0)
+    pages = [4096 * round((1e8 + chance.uniform(0, 40_000)) / 4096) for _ in jobs]
+    assert growth(jobs, pages).upper_slope < LEAST_LEAK_BYTES
+    leaking = [number * 12 + resident for number, resident in zip(jobs, pages, strict=True)]
+    found = growth(jobs, leaking)
+    assert found.upper_slope > LEAST_LEAK_BYTES
+    assert found.slope == pytest.approx(12, abs=2)
+    assert found.total == pytest.approx(12 * 24_000, abs=50_000)
+    with pytest.raises(ValueError, match="too few"):
+        growth(jobs[:9], pages[:9])
 
 
 def test_latencies_are_milliseconds() -> None:
@@ -39,12 +54,14 @@ def test_latencies_are_milliseconds() -> None:
 def test_verdicts_are_only_of_what_was_measured() -> None:
     results: dict[str, Any] = {"worker": {"jobs_per_s": 299.0}}
     assert verdicts(results) == [("worker: jobs/s", 299.0, ">=", 300.0, False)]
-    results["memory"] = {"slopes": {"api": [3.0, 2.0]}, "resident": [{"jobs": 1_000, "api": 150_000_000}]}
-    results["redis"] = {"bytes_a_job": 2_400.0, "bytes_without_message": 1_100.0, "keys_left": 0}
-    assert [row[4] for row in verdicts(results)] == [False, True, True, True, True]
+    grown = {"api": [3.0, 2.0, 75_400], "worker": [5.0, 2.0, 125_000]}
+    results["memory"] = {"growth": grown, "resident": [{"jobs": 1_000, "api": 150_000_000, "worker": 140_000_000}]}
+    results["redis"] = {"bytes_a_job": 2_400.0, "bytes_beyond_the_bound": 1_100.0, "keys_left": 0}
+    assert [row[4] for row in verdicts(results)] == [False, True, False, True, True, True]
     lines = report(results).splitlines()
-    assert "| api, slope in B a job | 3 | <= 4 | yes |" in lines
-    assert "| 1000 | 150.00 |" in lines
+    assert "| api, B a job at most | 7.706 | <= 8 | yes |" in lines
+    assert "| api | 3.0 ± 2.0 | 75 |" in lines
+    assert "| 1000 | 150.00 | 140.00 |" in lines
 
 
 def test_a_job_is_a_hundred_characters_and_none_is_like_another() -> None:

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from worker.log_context import bound, current
-from worker.logs import JsonLines
+from worker.logs import BrokerOutage, JsonLines
 
 
 def line(message: str = "hello", **extra: object) -> dict[str, Any]:
@@ -42,3 +42,16 @@ def test_only_known_fields_are_written_and_no_empty_ones() -> None:
     found = line("two\nlines", text="what a client wrote", trace_id=None)
     assert found["event"] == "two\nlines"
     assert not {"text", "trace_id"} & set(found)
+
+
+def test_celerys_attempts_to_reach_the_broker_are_one_line_of_an_outage() -> None:
+    told = "consumer: Cannot connect to %s: %s.\n%s\n"
+    record = logging.makeLogRecord({"msg": told, "args": ("redis://:**@here/0", "refused", "Trying again…")})
+    assert BrokerOutage().filter(record)
+    assert record.getMessage() == (
+        "no message is taken until Redis is back: consumer: Cannot connect to redis://:**@here/0: refused."
+    )
+    assert record.outage == "redis: messages"  # type: ignore[attr-defined]
+    other = logging.makeLogRecord({"msg": "another\nfault"})
+    assert BrokerOutage().filter(other)
+    assert (other.getMessage(), hasattr(other, "outage")) == ("another\nfault", False)

@@ -26,6 +26,7 @@ from worker.jobs.ledger import CancelOutcome, Ledger
 from worker.jobs.models import Status
 from worker.jobs.records import JobRecord
 from worker.jobs.settings import Settings
+from worker.jobs.startup import check_storage
 from worker.jobs.storage import BRIEF, ObjectStore
 
 REFUSED_STATUS = 1
@@ -74,11 +75,17 @@ class Admin:
         outcome = self._catalogue.requeue(record)
         if outcome != REQUEUED:
             return _refuse(job_id, f"is {outcome}; only a job that failed can be queued again")
-        celery = make_celery(self._settings)
-        is_announced = publish(celery, job_id, record.queue)
-        celery.close()
+        is_announced = self._publish(job_id)
         _say(f"{job_id}: queued again" + ("" if is_announced else "; a worker will announce it"))
         return 0
+
+    def _publish(self, job_id: str) -> bool:
+        """False where the message could not be sent; nothing is to be sent for one that waits for its turn."""
+        record = self._ledger.get(job_id)
+        if record is None or not record.is_published:
+            return True
+        with make_celery(self._settings) as celery:
+            return publish(celery, job_id, record.queue)
 
     def cancel(self, options: argparse.Namespace) -> int:
         return max(self._cancel(job_id) for job_id in options.id)
@@ -96,6 +103,8 @@ class Admin:
         return 0
 
     def purge(self, options: argparse.Namespace) -> int:
+        if options.with_audio:
+            check_storage(self._settings)  # before the first record is gone, by which its audio would be found
         latest_ms = self._catalogue.now_ms() - options.older_than * 1_000
         rows = [
             row
@@ -144,12 +153,24 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command line; the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        admin = Admin(Settings.from_environment(environ))
-        command: Callable[[argparse.Namespace], int] = getattr(admin, options.command)
+        settings = Settings.from_environment(environ)
+        return _run(settings, options)
+    except (StartupError, StorageError, OSError) as error:
+        return _unusable(str(error))
+
+
+def _run(settings: Settings, options: argparse.Namespace) -> int:
+    try:
+        command: Callable[[argparse.Namespace], int] = getattr(Admin(settings), options.command)
         return command(options)
-    except (StartupError, QueueUnavailable, StorageError, RedisError, OSError) as error:
-        sys.stderr.write(" ".join(str(error).split()) + "\n")
-        return UNUSABLE_STATUS
+    except (QueueUnavailable, RedisError) as error:
+        where = settings.describe()["OMNIVOICE_REDIS_URL"]
+        return _unusable(f"Redis at {where} cannot be used: {str(error).removeprefix('Redis cannot be used: ')}")
+
+
+def _unusable(reason: str) -> int:
+    sys.stderr.write(" ".join(reason.split()) + "\n")
+    return UNUSABLE_STATUS
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,8 +6,10 @@ it. That is why nothing here is relied on: the ledger's reconciler publishes aga
 
 from __future__ import annotations
 
+import json
 import logging
 import ssl
+from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -24,7 +26,7 @@ from worker.jobs.names import TASK_NAME
 from worker.jobs.settings import Settings
 from worker.jobs.transport import FIRST_HEADER
 
-__all__ = ["TASK_NAME", "make_celery", "publish"]
+__all__ = ["TASK_NAME", "make_celery", "message_template", "publish"]
 
 VISIBILITY_TIMEOUT_SECONDS = 3600
 """After this kombu gives an unacknowledged message to another worker. Longer than any batch: the ledger's leases are
@@ -88,7 +90,7 @@ def publish(app: Celery, job_id: str, queue: Queue, *, first: bool = False) -> b
     headers = {FIRST_HEADER: True} if first else {}
     try:
         try:
-            _send(app, job_id, queue, headers=headers)
+            _send(app, job_id, queue.value, headers=headers)
         except _REFUSED:
             raise
         except Exception as error:  # noqa: BLE001  AttributeError mostly, but nothing says which
@@ -96,17 +98,35 @@ def publish(app: Celery, job_id: str, queue: Queue, *, first: bool = False) -> b
             # give it to both after an outage), kombu stumbles over the channel that it has closed itself.
             logger.info("publishing broke and is repeated on a connection of its own: %r", error)
             with app.connection_for_write() as connection:
-                _send(app, job_id, queue, headers=headers, connection=connection)
+                _send(app, job_id, queue.value, headers=headers, connection=connection)
     except Exception as error:  # noqa: BLE001  whatever it was, the job is accepted
         logger.warning("job %s is accepted but was not announced, the reconciler will: %s", job_id, error)
         return False
     return True
 
 
-def _send(app: Celery, job_id: str, queue: Queue, **options: Any) -> None:
+@cache
+def message_template() -> str:
+    """A message as Celery and kombu write it into the broker's list, for the ledger to publish ids on the server.
+
+    JSON with the words JOB_ID, MESSAGE_ID (which no other message has) and QUEUE in it.
+    """
+    app = Celery("omnivoice", broker="memory://", set_as_current=False)
+    app.conf.update(
+        task_queues=[BrokerQueue("QUEUE", Exchange("QUEUE", type="direct"), routing_key="QUEUE")],
+        broker_transport_options={"body_encoding": "utf-8"},  # its default would hide the id
+    )
+    with app, app.connection_for_write() as connection, connection.channel() as channel:
+        _send(app, "JOB_ID", "QUEUE", task_id="MESSAGE_ID", connection=connection)
+        message = channel._get("QUEUE")
+    message["properties"]["delivery_tag"] = "MESSAGE_ID"
+    return json.dumps(message)
+
+
+def _send(app: Celery, job_id: str, queue: str, **options: Any) -> None:
     # Celery would put the arguments into the headers once more, as text: argsrepr and kwargsrepr say not to.
     options |= {"argsrepr": "", "kwargsrepr": "", "ignore_result": True}
-    app.send_task(TASK_NAME, args=(job_id,), queue=queue.value, **options)
+    app.send_task(TASK_NAME, args=(job_id,), queue=queue, **options)
 
 
 def _broker_url(redis_url: str) -> str:

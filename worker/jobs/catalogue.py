@@ -43,7 +43,7 @@ class Catalogue:
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self._redis = redis
         self._prefix = settings.redis_prefix
-        self._lease_ms = round(settings.lease_seconds * 1_000)
+        self._bounds = (settings.max_published, round(settings.lease_seconds * 1_000))
         self._scripts = Scripts(redis, self._prefix)
 
     def rows(self, statuses: Collection[Status] = (), *, newest_first: bool = True) -> Iterator[Row]:
@@ -66,7 +66,7 @@ class Catalogue:
         'unknown' and 'newer_schema' as they say."""
         expires_ms = round((record.request.expires_in or 0) * 1_000)
         key = names.job_key(self._prefix, record.id)
-        return str(self._scripts.run("revive", [key], self._lease_ms, expires_ms, secrets.token_hex(8)))
+        return str(self._scripts.run("revive", [key], *self._bounds, expires_ms, secrets.token_hex(8)))
 
     def forget(self, job_id: str, age_ms: int) -> bool:
         """Remove the record of a job that ended at least `age_ms` ago; False where it has not."""

@@ -19,6 +19,7 @@ from redis.client import PubSub
 from redis.exceptions import RedisError
 
 from worker.jobs import names
+from worker.jobs.broker import message_template
 from worker.jobs.connection import connect
 from worker.jobs.errors import IdempotencyConflict, QueueFull, QueueUnavailable
 from worker.jobs.models import JobError, JobRequest, JobResult, Queue, Status
@@ -54,6 +55,8 @@ class Ledger:
         self._redis = redis
         self._prefix = settings.redis_prefix
         self._max_queue = settings.max_queue
+        self._max_published = settings.max_published
+        self._message = message_template()
         self._max_attempts = settings.max_attempts
         self._lease_ms = round(settings.lease_seconds * 1000)
         self._retention_ms = round(settings.retention_hours * 3_600_000)
@@ -69,13 +72,14 @@ class Ledger:
     def submit(self, new: NewJob) -> tuple[JobRecord, bool]:
         """Store a job; (record, False) where the owner's idempotency key already led to one with the same body.
 
+        The caller publishes it where the record `is_published`; if not, enough messages wait, and a later claim does.
         Raises `IdempotencyConflict` for another body and `QueueFull`.
         """
         keys = [names.job_key(self._prefix, new.id)]
         if new.idempotency_key is not None:
             keys.append(names.idempotency_key(self._prefix, new.owner, new.idempotency_key))
         expires_ms = 0 if new.request.expires_in is None else max(1, round(new.request.expires_in * 1000))
-        bounds = (self._max_queue, self._lease_ms, self._retention_ms, expires_ms)
+        bounds = (self._max_queue, self._max_published, self._lease_ms, self._retention_ms, expires_ms)
         pairs = [part for pair in new.to_hash().items() for part in pair]
         with _redis_errors():
             outcome, *fields = self._scripts.run("submit", keys, *bounds, new.fingerprint, *pairs)
@@ -147,14 +151,17 @@ class Ledger:
     def claim(self, job_id: str, worker: str) -> Claim | Refusal:
         """Lease a job for `lease_seconds`; counts no attempt. Of any number of callers at once, one gets it.
 
-        A job that is past `expires_in`, or has used up its attempts, ends here.
+        A job that is past `expires_in`, or has used up its attempts, ends here. What has waited for the room that its
+        message left is published.
         """
         key = names.job_key(self._prefix, job_id)
         # The nonce tells a repeated call (whose first answer was lost) from a second worker.
         nonce = secrets.token_hex(8)
-        limits = (self._lease_ms, self._max_attempts, self._retention_ms, POISON.model_dump_json())
+        limits = (self._lease_ms, self._max_attempts, self._retention_ms, self._max_published)
         with _redis_errors():
-            outcome, *fields = self._scripts.run("claim", [key], *limits, worker, nonce)
+            outcome, *fields = self._scripts.run(
+                "claim", [key], *limits, self._message, POISON.model_dump_json(), worker, nonce
+            )
         if outcome != "claimed":
             return Refusal(job_id, RefusalReason(outcome))
         return self._read_claim(job_id, fields)
@@ -222,6 +229,19 @@ class Ledger:
             found.extend((job_id, queue) for job_id in ids)
         return found
 
+    def refill(self, limit: int = 500) -> int:
+        """Publish what has waited for room among the messages, at most `limit` a queue; returns how many those were.
+
+        Claims do that as well, one by one; this is for messages that no claim has followed, since they were lost.
+        """
+        num_published = 0
+        for queue in Queue:
+            messages = names.message_list_key(self._prefix, queue.value)
+            bounds = (self._max_published, self._lease_ms, limit)
+            with _redis_errors():
+                num_published += self._scripts.run("refill", [messages], queue.value, self._message, *bounds)
+        return num_published
+
     def data_name(self) -> str:
         """A name that stays the same for as long as Redis keeps its data."""
         key = names.data_key(self._prefix)
@@ -278,7 +298,7 @@ class Ledger:
         return JobRecord.from_hash(fields)
 
     def _read_claim(self, job_id: str, fields: Sequence[str]) -> Claim | Refusal:
-        token, attempts, body, reference_key, estimate, created, queue, warnings, traceparent = fields
+        token, attempts, body, reference_key, estimate, created, revived, queue, warnings, traceparent = fields
         try:
             request = JobRequest.model_validate_json(body)
         except ValidationError:
@@ -292,7 +312,7 @@ class Ledger:
             request=request,
             reference_key=reference_key or None,
             estimate_seconds=float(estimate),
-            created_at_ms=int(created),
+            queued_at_ms=int(revived or created),
             queue=Queue(queue),
             warnings=tuple(json.loads(warnings)),
             trace_id=trace_id_of(traceparent),

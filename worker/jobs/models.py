@@ -227,7 +227,7 @@ class Job(BaseModel):
     warnings: tuple[str, ...] = ()
     error: JobError | None = None
     result: JobResult | None = None
-    batch: str | None = None
+    batch: None = Field(default=None, description="Always null: jobs cannot be submitted in batches yet")
     metadata: dict[str, str] = Field(default_factory=dict)
     trace_id: str | None = Field(None, description="W3C trace that the job was submitted in; log lines carry it")
     links: dict[str, str] = Field(default_factory=dict)

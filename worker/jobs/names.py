@@ -70,8 +70,13 @@ def broker_prefix(prefix: str) -> str:
 
 
 def message_list_key(prefix: str, queue: str) -> str:
-    """Redis list in which kombu keeps a queue's messages."""
+    """Redis list in which kombu keeps a queue's messages. `preamble.lua` knows it too."""
     return broker_prefix(prefix) + queue
+
+
+def unpublished_key(prefix: str, queue: str) -> str:
+    """Redis list: ids of a queue's jobs for which there is no message yet, in the order in which they came."""
+    return f"{prefix}:unpublished:{queue}"
 
 
 def audio_key(job_id: str, token: int, extension: str) -> str:

@@ -1,5 +1,7 @@
 """Publishes again what is overdue: jobs whose message was lost, whose worker died, or whose back-off is over.
 
+And, behind all others, what waits for room among the messages, should the claims have left some.
+
 Every worker and every API process runs one: jobs expire while no worker is there, too. `Ledger.overdue` moves the due
 time on as it hands out an id, so two of them never publish the same job at once, and a message that gets lost again is
 only a later round's work.
@@ -66,7 +68,7 @@ class Reconciler:
         for job_id, queue in reversed(overdue):  # the last to be put first is the first
             if self._publish(job_id, queue):
                 logger.info("published again", extra={"job": job_id})
-        return len(overdue)
+        return len(overdue) + self._ledger.refill(MAX_LOOKS_PER_ROUND)
 
     def _notice_loss(self) -> None:
         data_name = self._ledger.data_name()

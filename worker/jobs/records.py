@@ -17,6 +17,9 @@ SCHEMA = 1
 A field that older releases can do without needs no new version. One that they would misread does; then `from_hash` and
 the scripts have to read both, as long as a record of the old one may be there (`retention_hours` after the last)."""
 
+UNPUBLISHED = str(2**53)
+"""`announced_ms` of a job whose id waits to be published until there is room in the broker's list."""
+
 POISON = JobError(
     type="poison",
     title="The job was lost with its worker each time it ran",
@@ -74,7 +77,10 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as the ledger holds it. Times are ms since 1970 by Redis's clock."""
+    """A job as the ledger holds it. Times are ms since 1970 by Redis's clock.
+
+    One that is not `is_published` waits for room among the messages; a claim or a reconciler publishes it.
+    """
 
     id: str
     status: Status
@@ -92,6 +98,7 @@ class JobRecord:
     error: JobError | None
     result: JobResult | None
     trace_id: str | None = None
+    is_published: bool = True
 
     @classmethod
     def from_hash(cls, fields: Mapping[str, str]) -> JobRecord:
@@ -113,6 +120,7 @@ class JobRecord:
             error=JobError.model_validate_json(fields["error"]) if "error" in fields else None,
             result=JobResult.model_validate_json(fields["result"]) if "result" in fields else None,
             trace_id=trace_id_of(fields.get("traceparent")),
+            is_published=fields.get("announced_ms") != UNPUBLISHED or "first_ms" in fields,
         )
 
     @property
@@ -145,6 +153,7 @@ class Claim:
     """A lease on a job. `token` fences it: once the job is leased again, nothing done with this one counts.
 
     `attempts` are those already counted: 1 or more means that a worker was lost with this job, so it runs alone.
+    `queued_at_ms` is when the job came, or when an operator queued it again.
     """
 
     id: str
@@ -153,7 +162,7 @@ class Claim:
     request: JobRequest
     reference_key: str | None
     estimate_seconds: float
-    created_at_ms: int
+    queued_at_ms: int
     queue: Queue
     warnings: tuple[str, ...] = ()
     trace_id: str | None = None

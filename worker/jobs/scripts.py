@@ -8,7 +8,10 @@ from typing import Any
 
 from redis import Redis
 
-NAMES = ("submit", "claim", "start", "pause", "heartbeat", "requeue", "finish", "cancel", "overdue", "revive", "forget")
+NAMES = (
+    *("submit", "claim", "start", "pause", "heartbeat", "requeue", "finish", "cancel", "overdue", "refill", "revive"),
+    "forget",
+)
 
 
 class Scripts:

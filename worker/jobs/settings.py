@@ -111,6 +111,9 @@ class Settings(BaseModel):
 
     # Queue
     max_queue: int = Field(100_000, ge=1, description="most unfinished jobs; more are refused with 429")
+    max_published: int = Field(
+        4_000, ge=1, description="about so many messages of a queue; the ids of more wait in the ledger"
+    )
     lease_seconds: float = Field(15.0, ge=0.05, le=3600, description="a worker silent for this long loses its jobs")
     max_attempts: int = Field(3, ge=1, le=100)
     drain_seconds: float = Field(30.0, ge=0, le=3600, description="time that a stopping worker has for what runs")

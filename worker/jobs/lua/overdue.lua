@@ -46,14 +46,18 @@ end)
 local passed = tonumber(redis.call('GET', passed_key(queue)) or 0)
 local taken = tonumber(redis.call('GET', taken_key(queue)) or 0)
 local drained = redis.call('LLEN', KEYS[1]) == 0
+local none_unpublished = redis.call('EXISTS', unpublished_key(queue)) == 0
 
 each(due, function(id, key, job)
   local wait_ms = announce_ms
   if is_expired(job) then return finish(key, job, 'expired', retention_ms) end
-  local lost = job.announced_ms <= passed
-  if job.first_ms then lost = job.first_ms < taken end
-  if drained or lost then
+  local lost = drained or job.announced_ms <= passed
+  if job.first_ms then lost = drained or job.first_ms < taken end
+  if is_unpublished(job) then lost = none_unpublished end
+  if lost then
     announce(id, key)
+  elseif is_unpublished(job) then
+    wait_ms = UNPUBLISHED_PATIENCE * announce_ms
   else  -- looked at ever less often, so that a long backlog costs little
     wait_ms = math.min(math.max(wait_ms, now - (job.first_ms or job.announced_ms)), 4 * announce_ms)
   end

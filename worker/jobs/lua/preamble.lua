@@ -24,6 +24,25 @@ local function passed_key(queue)
   return ARGV[1] .. ':passed:' .. queue
 end
 
+-- The broker's list of a queue; `names.message_list_key` is the same.
+local function messages_key(queue)
+  return ARGV[1] .. ':broker:' .. queue
+end
+
+-- Ids for which the broker's list has no room yet (max_published), in the order in which they came. They may have been
+-- claimed or have ended meanwhile, and are then passed over.
+local function unpublished_key(queue)
+  return ARGV[1] .. ':unpublished:' .. queue
+end
+
+-- The announced_ms of a job in that list. A release that knows no such list compares it, and so takes none for lost
+-- while there are messages. `records.UNPUBLISHED` is the same.
+local UNPUBLISHED = 2 ^ 53
+-- Such a job is looked at for the case that the list itself is lost: so much later than others, for a long backlog to
+-- cost little.
+local UNPUBLISHED_PATIENCE = 40
+local MAX_PASSED_OVER = 100
+
 -- Every unfinished job of a queue, scored by the ms at which it came: the first is the oldest.
 local function ages_key(queue)
   return ARGV[1] .. ':ages:' .. queue
@@ -101,3 +120,55 @@ local function requeue(key, job, due_ms)
   redis.call('ZADD', due_key(job.queue), look_at(job, due_ms), job.id)
 end
 
+local function is_unpublished(job)
+  return job.announced_ms == UNPUBLISHED and not job.first_ms
+end
+
+-- Whether an id at the head of the unpublished ones still waits there. A newer release's are told of, for its workers.
+local function may_be_published(job)
+  return job ~= nil and (job.schema > SCHEMA or (is_unpublished(job) and not FINAL[job.status]))
+end
+
+-- A job that comes now: its caller publishes it, unless it is to wait behind those that are not published yet.
+local function line_up(key, job, max_published, announce_ms)
+  local waiting = unpublished_key(job.queue)
+  for _ = 1, MAX_PASSED_OVER do  -- so that nothing has to wait behind ids for which nobody waits
+    local head = redis.call('LINDEX', waiting, 0)
+    if not head or may_be_published(read(ARGV[1] .. ':job:' .. head)) then break end
+    redis.call('LPOP', waiting)
+  end
+  if redis.call('EXISTS', waiting) == 0 and redis.call('LLEN', messages_key(job.queue)) < max_published then
+    redis.call('HSET', key, 'announced_ms', now)
+  else
+    redis.call('HSET', key, 'announced_ms', UNPUBLISHED)
+    redis.call('RPUSH', waiting, job.id)
+    announce_ms = UNPUBLISHED_PATIENCE * announce_ms
+  end
+  redis.call('ZADD', due_key(job.queue), look_at(job, now + announce_ms), job.id)
+end
+
+-- Publishes what the broker's list has room for, `limit` ids at most; how many those were. `message` is what a worker
+-- takes for a message, with words in capitals where this one's own follow.
+local function publish_waiting(queue, message, max_published, announce_ms, limit)
+  local waiting, messages, num_published = unpublished_key(queue), messages_key(queue), 0
+  if redis.call('EXISTS', waiting) == 0 then return 0 end
+  local room = math.min(limit, max_published - redis.call('LLEN', messages))
+  for _ = 1, room + MAX_PASSED_OVER do
+    local id = num_published < room and redis.call('LPOP', waiting)
+    if not id then break end
+    local key = ARGV[1] .. ':job:' .. id
+    local job = read(key)
+    if may_be_published(job) then
+      -- In µs, each its own: whether a message was lost is told from the order.
+      local announced_ms = string.format('%.3f', time[1] * 1000 + (time[2] + num_published) / 1000)
+      if job.schema <= SCHEMA then
+        redis.call('HSET', key, 'announced_ms', announced_ms)
+        redis.call('ZADD', due_key(queue), look_at(job, now + announce_ms), id)
+      end
+      local own = {JOB_ID = id, MESSAGE_ID = id .. '-' .. announced_ms, QUEUE = queue}
+      redis.call('LPUSH', messages, (string.gsub(message, '[A-Z_]+', own)))
+      num_published = num_published + 1
+    end
+  end
+  return num_published
+end

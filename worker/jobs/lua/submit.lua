@@ -1,9 +1,9 @@
 -- Guarantees: record and due entry appear together; never more than max_queue unfinished jobs; of one idempotency key,
--- one job.
--- KEYS: record[, idempotency]. ARGV: prefix, max_queue, announce_ms, retention_ms, expires_ms (0: never), fingerprint,
--- then the record's fields as pairs. Returns {'stored', record…} | {'full'} | {'conflict'}.
-local max_queue, announce_ms, retention_ms = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local expires_ms, fingerprint = tonumber(ARGV[5]), ARGV[6]
+-- one job. The caller publishes the job unless its announced_ms is UNPUBLISHED.
+-- KEYS: record[, idempotency]. ARGV: prefix, max_queue, max_published, announce_ms, retention_ms, expires_ms
+-- (0: never), fingerprint, then the record's fields as pairs. Returns {'stored', record…} | {'full'} | {'conflict'}.
+local max_queue, max_published, announce_ms = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local retention_ms, expires_ms, fingerprint = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 
 local function stored(key)
   local fields = redis.call('HGETALL', key)
@@ -27,10 +27,10 @@ for _, queue in ipairs({'interactive', 'bulk'}) do
 end
 if unfinished >= max_queue then return {'full'} end
 
-redis.call('HSET', KEYS[1], 'created_ms', now, 'announced_ms', now, unpack(ARGV, 7))
+redis.call('HSET', KEYS[1], 'created_ms', now, unpack(ARGV, 8))
 if expires_ms > 0 then redis.call('HSET', KEYS[1], 'expires_ms', now + expires_ms) end
 local job = read(KEYS[1])
-redis.call('ZADD', due_key(job.queue), look_at(job, now + announce_ms), job.id)
+line_up(KEYS[1], job, max_published, announce_ms)
 redis.call('ZADD', ages_key(job.queue), now, job.id)
 count('submitted', job.queue)
 if users_key(job) then redis.call('SADD', users_key(job), job.id) end
