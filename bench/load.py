@@ -192,7 +192,7 @@ def redis(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[s
     beyond = (_used(stack) - published - messages * (_num_messages(stack) - num_messages)) / size.redis_unpublished
     a_job = (published - before) / size.redis_published
     record = next(stack.redis.scan_iter(_records(stack), count=1_000))
-    encoding = stack.redis.object("encoding", record)
+    encoding, record_bytes = stack.redis.object("encoding", record), stack.redis.memory_usage(record, samples=0)
     say(f"{a_job:.0f} B a job, of which the message {messages:.0f} B; {beyond:.0f} B beyond the bound")
     num_jobs = size.redis_published + size.redis_unpublished
     _work_and_forget(stack, size.warm_up + num_jobs)
@@ -203,6 +203,7 @@ def redis(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[s
         "bytes_a_job": round(a_job, 1),
         "bytes_beyond_the_bound": round(beyond, 1),
         "record_encoding": encoding,
+        "bytes_record": record_bytes,
         "bytes_message": round(messages, 1),
         "keys_left": stack.redis.dbsize() - num_keys,
         "bytes_left_a_job": round((_used(stack) - before) / num_jobs, 1),

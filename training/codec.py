@@ -334,11 +334,11 @@ def encode(network: CodecNetwork, speech: Speech, device: torch.device) -> NDArr
     for length in np.unique(frames):
         alike = np.flatnonzero(frames == length)
         for chosen in np.array_split(alike, -(-len(alike) * length // ENCODE_FRAMES)):
-            rows = starts[chosen][:, None]
-            clips = speech.samples[rows * HOP_LENGTH + np.arange(length * HOP_LENGTH)]
+            begins = starts[chosen]
+            clips = np.stack([speech.samples[at * HOP_LENGTH : (at + length) * HOP_LENGTH] for at in begins])
             waveform = torch.from_numpy(clips).to(device).float() / 2**15
             found = network.encode(waveform, to_semantic(waveform, network.semantic_sample_rate))
-            codes[rows + np.arange(length)] = found.mT.cpu().numpy()
+            codes[begins[:, None] + np.arange(length)] = found.mT.cpu().numpy()
     return codes
 
 
