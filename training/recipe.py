@@ -64,7 +64,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorRecipe:
-    """The learning rates are constant through all phases but the last, in which they fall to zero."""
+    """The learning rates are constant through all phases but the last, in which they fall to zero.
+
+    `text_vocab` is more than the bytes and control tokens need: the reference package looks up audio codes, 1,024 among
+    them, in the text table too, before it drops what it found.
+    """
 
     hidden: int
     layers: int
@@ -76,7 +80,7 @@ class GeneratorRecipe:
     matrix_rate: float = 0.02
     table_rate: float = 3e-3
     other_rate: float = 2e-3
-    text_vocab: int = 272
+    text_vocab: int = 1_040
     rope_theta: float = 1e4
 
 

@@ -146,6 +146,7 @@ def test_check_clones_held_out_clips(work: Path) -> None:
 
 def test_full_sizes_fit_into_the_package(tmp_path: Path) -> None:
     config = write_config(tmp_path, FULL.generator)
+    assert config.text_vocab_size > MASK, "the reference package looks up every code in the text table too"
     write_configs(tmp_path / "audio_tokenizer", FULL.codec)
     network = new_network(tmp_path / "audio_tokenizer")
     write_codec(tmp_path / "audio_tokenizer", network, Averages(1024, FULL.codec.codebook_dim))
