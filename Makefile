@@ -12,7 +12,7 @@ LOCK := pyproject.toml constraints.txt
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down status doctor test lint format types test-gpu soak clean
+.PHONY: help demo up down status doctor jobs test lint format types test-gpu soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ status: $(LOCAL) ## what of it runs, and where
 
 doctor: $(LOCAL) ## look at everything that its worker needs, and tell what is wrong
 	@$(BIN)/python -m infra.local doctor
+
+jobs: $(LOCAL) ## its jobs for an operator (JOBS='list --queue bulk'; JOBS=--help tells what there is)
+	@$(BIN)/python -m infra.local jobs $(JOBS)
 
 test: lint ## every check and every test that needs no GPU
 	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile -m "not gpu and not soak"

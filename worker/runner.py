@@ -126,7 +126,8 @@ class JobRunner:
             case Synthesized():
                 with bound(window=outcome.window, batch_size=outcome.batch_size):
                     is_delivered = self._delivery.deliver(lease, outcome, claimed_at)
-                    logger.info("succeeded" if is_delivered else "late copy, not delivered")
+                    late = "late copy, not delivered: the job was cancelled, or is another worker's"
+                    logger.info("succeeded" if is_delivered else late)
 
     def _prepare(self, claim: Claim) -> Entry:
         """Everything that can be done before the window: the voice, and the plan with the request's size.

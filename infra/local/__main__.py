@@ -1,6 +1,7 @@
-"""`python -m infra.local demo|up|down|status|doctor`: the whole system on this machine. Settings are `OMNIVOICE_*`.
+"""`python -m infra.local demo|up|down|status|doctor|jobs`: the whole system on this machine, by `OMNIVOICE_*`.
 
-Exit status: 0, 2 when something stands in the way (one line says what), 130 when told to stop; the doctor's is its own.
+Exit status: 0, 2 when something stands in the way (one line says what), 130 when told to stop. `doctor` and `jobs` are
+`python -m worker doctor` and `python -m worker.jobs` with the settings of what runs here, and have their own.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ INTERRUPTED_STATUS = 130
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m infra.local", description=__doc__)
-    parser.add_argument("command", choices=["demo", "up", "down", "status", "doctor"])
+    parser = argparse.ArgumentParser(prog="python -m infra.local", description=__doc__, allow_abbrev=False)
+    parser.add_argument("command", choices=["demo", "up", "down", "status", "doctor", "jobs"])
     parser.add_argument("--state", type=Path, default=CHECKOUT / ".run", help="folder for data, logs and process ids")
     parser.add_argument("--output", type=Path, default=Path("demo.wav"), help="where `demo` puts its audio")
-    options = parser.parse_args(arguments)
+    options, more = parser.parse_known_args(arguments)
+    if more and options.command != "jobs":
+        parser.error(f"not understood: {' '.join(more)}")
     hold_back_signals()
     stack_folder = options.state / "stack"
     try:
@@ -40,7 +43,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "status":
             return _status(State.load(stack_folder))
         if options.command == "doctor":
-            return Stack(State.load(stack_folder), os.environ, _say).doctor()
+            return Stack(State.load(stack_folder), os.environ, _say).run("worker", "doctor")
+        if options.command == "jobs":
+            return Stack(State.load(stack_folder), os.environ, _say).run("worker.jobs", *more)
         return _demo(options.state, options.output)
     except LocalError as error:
         print(f"{options.command}: {error}", file=sys.stderr)

@@ -69,12 +69,15 @@ class Stack:
             self._forget(record)
         return len(running)
 
-    def doctor(self) -> int:
-        """Let `python -m worker doctor` look at what runs; its exit status. Raises `LocalError` where nothing does."""
-        if not self._state.is_running("worker"):
-            raise LocalError("no worker runs here; start one with `make up`")
+    def run(self, *module: str) -> int:
+        """Run a module with the settings of the worker here; its exit status.
+
+        Raises `LocalError` where nothing was ever started. Why it does not run now may be what is to be found out.
+        """
+        if not self._state.ports:
+            raise LocalError("nothing was started here; start it with `make up`")
         environment = self._complete(Wanted.of(self._environ), self._state.ports)
-        return subprocess.call([sys.executable, "-m", "worker", "doctor"], env=environment)
+        return subprocess.call([sys.executable, "-m", *module], env=environment)
 
     def _plan(self) -> tuple[list[Service], list[Service]]:
         """What has to run: first the servers, then what needs them.

@@ -145,6 +145,10 @@ def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalSt
         assert looked.returncode == 0, looked.stdout + looked.stderr
         assert stack.address("redis") in looked.stdout
 
+        listed = stack.run("jobs", "list", "--status", "succeeded")
+        assert listed.returncode == 0, listed.stdout + listed.stderr
+        assert "job_" in listed.stdout
+
         changed = stack.run("up", OMNIVOICE_SYNTHESIZER="tone", OMNIVOICE_MAX_WAIT_MS="10")
         assert changed.returncode == 0, changed.stderr
         for name in ("api", "worker"):
@@ -346,6 +350,7 @@ def assert_what_cannot_work_is_refused_and_the_stack_left_alone(stack: LocalStac
             (tones | {"OMNIVOICE_REDIS_URL": f"redis://{nobody}/0"}, f"Redis at redis://{nobody}/0 cannot be used"),
             (tones | no_store, nobody),
             ({"OMNIVOICE_MODEL": "/nonexistent"}, "OMNIVOICE_MODEL: /nonexistent: no such folder"),
+            ({"OMNIVOICE_DEVICE": "cuda:99"}, "OMNIVOICE_DEVICE: cuda:99 is not there"),
         ]
         for variables, reason in attempts:
             assert_refused(stack.run("up", **variables), reason)
@@ -364,7 +369,8 @@ def assert_refused(result: subprocess.CompletedProcess[str], reason: str) -> str
 
 
 def test_a_doctor_without_a_stack_is_one_line(stack: LocalStack) -> None:
-    assert_refused(stack.run("doctor"), "no worker runs here; start one with `make up`")
+    (stack.folder / "stack" / "state.json").unlink()
+    assert_refused(stack.run("doctor"), "nothing was started here; start it with `make up`")
 
 
 def test_a_long_log_is_put_aside_at_the_next_start(tmp_path: Path) -> None:
