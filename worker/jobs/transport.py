@@ -64,9 +64,18 @@ class Channel(redis.Channel):  # type: ignore[misc]
         return super().basic_consume(queue, no_ack, tolerant_callback, consumer_tag, **kwargs)
 
 
+class SentinelChannel(Channel, redis.SentinelChannel):  # type: ignore[misc]
+    """What `Channel` does, over what kombu's does to find the primary."""
+
+
 class Transport(redis.Transport):  # type: ignore[misc]
     Channel = Channel
 
 
+class SentinelTransport(redis.SentinelTransport):  # type: ignore[misc]
+    Channel = SentinelChannel
+
+
 # By the names of the URLs' schemes: given as a class, kombu would forget what the scheme says (TLS, a Unix socket).
 TRANSPORT_ALIASES |= dict.fromkeys(("redis", "rediss"), f"{__name__}:Transport")
+TRANSPORT_ALIASES["sentinel"] = f"{__name__}:SentinelTransport"
