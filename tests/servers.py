@@ -122,6 +122,29 @@ def run_redis(folder: Path, port: int | None = None, *options: str) -> Iterator[
 
 
 @contextlib.contextmanager
+def run_sentinel(folder: Path, service: str, primary_port: int, password: str) -> Iterator[int]:
+    """A Sentinel whose word is enough, and that gives a primary a second; gives its port."""
+    [port] = free_ports(1)
+    lines = [f"port {port}", "bind 127.0.0.1", f"dir {folder}"]
+    lines += [f"sentinel monitor {service} 127.0.0.1 {primary_port} 1", f"sentinel auth-pass {service} {password}"]
+    lines += [f"sentinel down-after-milliseconds {service} 1000", f"sentinel failover-timeout {service} 3000"]
+    configuration, log = folder / "sentinel.conf", folder / "sentinel.log"
+    configuration.write_text("\n".join(lines) + "\n")  # it rewrites this file
+
+    def knows_a_replica() -> bool:
+        try:
+            with Redis(port=port, retry=None) as sentinel:
+                replicas = sentinel.sentinel_slaves(service)
+                return any(replica["master-link-status"] == "ok" for replica in replicas)
+        except (RedisError, OSError):
+            return False
+
+    with _process([redis_program(), str(configuration), "--sentinel"], log) as process:
+        _wait_ready(process, knows_a_replica, log)
+        yield port
+
+
+@contextlib.contextmanager
 def run_seaweedfs(folder: Path, bucket: str = "omnivoice", is_full: bool = False) -> Iterator[S3Server]:
     """SeaweedFS that knows one pair of keys and holds one empty bucket; `is_full` gives it no space to write to."""
     names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")

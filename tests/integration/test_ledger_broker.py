@@ -8,13 +8,15 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
 from job_examples import claimed, running, submitted
 from redis import Redis
-from servers import wait_until
+from redis.exceptions import RedisError
+from servers import run_redis, wait_until
 from soak.proxy import proxy_to
 
 from worker.jobs import names
@@ -225,3 +227,22 @@ def make_all_due(redis_client: Redis, prefix: str) -> None:
     key = names.due_key(prefix, "interactive")
     for job_id in redis_client.zrange(key, 0, -1):
         redis_client.zadd(key, {job_id: 0})
+
+
+def test_a_message_that_could_not_be_acknowledged_holds_no_place(redis_url: str, tmp_path: Path) -> None:
+    received: list[Any] = []
+    with run_redis(tmp_path) as url, Redis.from_url(url) as redis, make_celery(Settings(redis_url=url)) as app:
+        for _ in range(2):
+            assert publish(app, names.new_job_id(), Queue.INTERACTIVE)
+        with (
+            app.connection_for_read() as connection,
+            app.amqp.TaskConsumer(connection, callbacks=[lambda _, message: received.append(message)]) as consumer,
+        ):
+            consumer.qos(prefetch_count=1)
+            connection.drain_events(timeout=5)
+            redis.config_set("min-replicas-to-write", 1)
+            with pytest.raises(RedisError):
+                received[0].ack()
+            redis.config_set("min-replicas-to-write", 0)
+            connection.drain_events(timeout=5)
+    assert len(received) == 2

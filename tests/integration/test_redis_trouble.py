@@ -19,7 +19,7 @@ from servers import S3Server, run_redis, wait_until
 from soak.proxy import Proxy
 from workers import Desk, assert_speaks, run_worker
 
-from worker.jobs import broker, connection
+from worker.jobs import connection
 from worker.jobs.models import Status
 from worker.jobs.settings import Settings
 
@@ -71,9 +71,8 @@ def test_a_redis_that_freezes_for_forty_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Longer than a lease, than a command's patience with all its repetitions, and than any client would wait."""
-    for module in (connection, broker):
-        monkeypatch.setattr(module, "SOCKET_TIMEOUT_SECONDS", SOCKET_SECONDS / scale)
-        monkeypatch.setattr(module, "CONNECT_TIMEOUT_SECONDS", CONNECT_SECONDS / scale)
+    monkeypatch.setattr(connection, "SOCKET_TIMEOUT_SECONDS", SOCKET_SECONDS / scale)
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT_SECONDS", CONNECT_SECONDS / scale)
     client = build_app(desk.settings).test_client()
     submission, body = promises.draft("Is anybody there?", key="frozen")
     program = ("-c", HASTY_WORKER) if scale == 10 else ("-m", "worker")

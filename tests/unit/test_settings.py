@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from worker.jobs.errors import SettingsError
+from worker.jobs.sentinel import SentinelUrl
 from worker.jobs.settings import Settings
 
 
@@ -100,6 +101,8 @@ def test_a_refusal_says_what_is_allowed() -> None:
         ("redis://:hush-hush@host:6379/0", "redis://:***@host:6379/0"),
         ("rediss://user:hush-hush@host/1", "rediss://user:***@host/1"),
         ("unix:///run/redis.sock?db=1&password=hush-hush", "unix:///run/redis.sock?db=1&password=***"),
+        ("redis+sentinel://u:hush-hush@one:1,two/primary/1", "redis+sentinel://u:***@one:1,two/primary/1"),
+        ("redis+sentinel://one:1,two/primary", "redis+sentinel://one:1,two/primary"),
         ("redis://host:6379/0", "redis://host:6379/0"),
     ],
 )
@@ -129,11 +132,64 @@ def test_settings_cannot_be_changed() -> None:
         Settings().max_queue = 1  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("scheme", ["sentinel", "redis+sentinel", "redis-cluster", "redis+cluster"])
-def test_sentinel_and_cluster_are_refused_by_name(scheme: str) -> None:
+@pytest.mark.parametrize("scheme", ["sentinel", "rediss+sentinel", "redis-cluster", "redis+cluster"])
+def test_addresses_of_many_servers_are_refused_by_name(scheme: str) -> None:
     line = refusal(REDIS_URL=f"{scheme}://:hunter2@one:26379/mymaster")
-    assert line.startswith("OMNIVOICE_REDIS_URL: must be redis://, rediss:// or unix:// and one server; Sentinel")
+    assert line.startswith(
+        "OMNIVOICE_REDIS_URL: must be redis://, rediss:// or unix:// and one server, or redis+sentinel"
+    )
+    assert "Cluster is not supported" in line
     assert "hunter2" not in line
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "one",
+        "one/",
+        "/primary",
+        "one,/primary",
+        "one:0/primary",
+        "one:65536/primary",
+        "one:port/primary",
+        ":hunter2@/primary",
+        ":hunter2@one/primary/first",
+        ":hunter2@one/primary/0/1",
+        ":hunter2@one/a primary",
+        ":hunter2@one/primary?db=1",
+        ":hunter2/@one/primary",
+        "hunter2@one/primary",
+        ":hunter2@one;two/primary",
+        "[::1/primary",
+    ],
+)
+def test_an_address_of_sentinels_is_refused_with_its_form(rest: str) -> None:
+    line = refusal(REDIS_URL=f"redis+sentinel://{rest}")
+    assert line.startswith(
+        "OMNIVOICE_REDIS_URL: must be redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]…]/"
+    )
+    assert "hunter2" not in line
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        ("one/primary", SentinelUrl((("one", 26379),), "primary", 0, None, None)),
+        ("one:1,two.example/p-1.x_y/15", SentinelUrl((("one", 1), ("two.example", 26379)), "p-1.x_y", 15, None, None)),
+        (":a:b%2Fc@[::1]:26380,[::2]/m", SentinelUrl((("::1", 26380), ("::2", 26379)), "m", 0, None, "a:b/c")),
+        ("user:p%40s@one/m/1", SentinelUrl((("one", 26379),), "m", 1, "user", "p@s")),
+    ],
+)
+def test_addresses_of_sentinels_are_taken(rest: str, expected: SentinelUrl) -> None:
+    url = Settings.from_environment({"OMNIVOICE_REDIS_URL": f"redis+sentinel://{rest}"}).redis_url
+    assert SentinelUrl.parse(url) == expected
+
+
+def test_sentinels_as_kombu_writes_them() -> None:
+    url = SentinelUrl.parse("redis+sentinel://user:p%40s@one,[::2]:1/m/3")
+    assert url is not None
+    assert url.as_kombu_writes_it() == "sentinel://user:p%40s@one:26379/3;sentinel://user:p%40s@[::2]:1/3"
+    assert "p@s" not in repr(url)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from redis.retry import Retry
+from redis.sentinel import SentinelConnectionPool
 
 from worker.doctor.findings import Finding, error, ok, one_line, until, warning
 from worker.jobs import names
 from worker.jobs.connection import connect
+from worker.jobs.sentinel import SENTINEL_FORM
 from worker.jobs.settings import Settings
 from worker.jobs.startup import OLDEST_REDIS, has_hash_tag
 
@@ -43,7 +45,7 @@ def _told(problem: Exception, where: str) -> Finding | None:
             return error("permissions", f"{where}: {one_line(problem)}", remedy)
         case RedisError() | OSError():
             remedy = "start Redis, or correct OMNIVOICE_REDIS_URL: redis://…, or for TLS rediss://… (with a certificate"
-            remedy += " authority of your own: ?ssl_ca_certs=FILE)"
+            remedy += f" authority of your own: ?ssl_ca_certs=FILE), or for Sentinel {SENTINEL_FORM}"
             return error("connection", f"{where} cannot be used: {one_line(problem)}", remedy)
     return None
 
@@ -53,7 +55,7 @@ def _look(settings: Settings, where: str) -> Iterator[Finding]:
         facts: dict[str, Any] = redis.info()
         yield ok("connection", where)
         yield _version(facts)
-        yield from _access(settings)
+        yield from _access(redis, settings)
         yield _writes(redis, settings)
         yield from _persistence(redis, facts)
         yield _eviction(facts)
@@ -76,16 +78,16 @@ def _version(facts: Mapping[str, Any]) -> Finding:
     return ok("version", version)
 
 
-def _access(settings: Settings) -> Iterator[Finding]:
-    url = urlsplit(settings.redis_url)
-    is_here = url.scheme == "unix" or (url.hostname or "localhost") in _LOOPBACK
-    if url.scheme == "rediss":
+def _access(redis: Redis, settings: Settings) -> Iterator[Finding]:
+    scheme = urlsplit(settings.redis_url).scheme
+    is_here = scheme == "unix" or _host(redis) in _LOOPBACK
+    if scheme == "rediss":
         yield ok("encryption", "TLS")
     elif is_here:
         yield ok("encryption", "not needed on this machine")
     else:
         text = "none: whoever sees the network's packets reads texts and passwords"
-        yield warning("encryption", text, "use rediss:// unless the network is yours alone")
+        yield warning("encryption", text, "use rediss:// (not with Sentinel) unless the network is yours alone")
     if not _lets_strangers_in(settings):
         yield ok("password", "asked for")
     elif is_here:
@@ -95,6 +97,14 @@ def _access(settings: Settings) -> Iterator[Finding]:
         yield warning(
             "password", text, "set requirepass or an ACL, and OMNIVOICE_REDIS_URL; or keep others off the port"
         )
+
+
+def _host(redis: Redis) -> str:
+    """Of the primary, where Sentinels name it."""
+    pool: Any = redis.connection_pool
+    if isinstance(pool, SentinelConnectionPool):
+        return str(pool.master_address[0])
+    return str(pool.connection_kwargs.get("host") or "localhost")
 
 
 def _lets_strangers_in(settings: Settings) -> bool:

@@ -20,9 +20,10 @@ from kombu.exceptions import KombuError, OperationalError
 from redis.exceptions import RedisError
 
 from worker.jobs import names
-from worker.jobs.connection import CONNECT_TIMEOUT_SECONDS, HEALTH_CHECK_SECONDS, SOCKET_TIMEOUT_SECONDS
+from worker.jobs.connection import over_a_network, sentinel_options
 from worker.jobs.models import Queue
 from worker.jobs.names import TASK_NAME
+from worker.jobs.sentinel import SentinelUrl
 from worker.jobs.settings import Settings
 from worker.jobs.transport import FIRST_HEADER
 
@@ -44,6 +45,7 @@ def make_celery(settings: Settings) -> Celery:
 
     It keeps no results: a job's state lives in the ledger.
     """
+    sentinel = SentinelUrl.parse(settings.redis_url)
     app = Celery("omnivoice", broker=_broker_url(settings.redis_url), set_as_current=False)
     app.conf.update(
         task_serializer="json",
@@ -72,10 +74,8 @@ def make_celery(settings: Settings) -> Celery:
             # Rotates after each message, so neither queue starves the other; a fixed order would starve bulk.
             "queue_order_strategy": "round_robin",
             # kombu's default is no timeout at all: a half-open connection then blocks the consumer and SIGTERM too.
-            "socket_timeout": SOCKET_TIMEOUT_SECONDS,
-            "socket_connect_timeout": CONNECT_TIMEOUT_SECONDS,
-            "socket_keepalive": True,
-            "health_check_interval": HEALTH_CHECK_SECONDS,
+            **over_a_network(),
+            **({"master_name": sentinel.service, "sentinel_kwargs": sentinel_options()} if sentinel else {}),
         },
     )
     return app
@@ -131,6 +131,8 @@ def _send(app: Celery, job_id: str, queue: str, **options: Any) -> None:
 
 def _broker_url(redis_url: str) -> str:
     """The same server as kombu writes it: for a Unix socket redis-py has the password and the database in the query."""
+    if sentinel := SentinelUrl.parse(redis_url):
+        return sentinel.as_kombu_writes_it()
     parts = urlsplit(redis_url)
     if parts.scheme != "unix":
         return redis_url

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from redis import Redis
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import TimeoutError as RedisTimeout
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel
 
+from worker.jobs.sentinel import SentinelUrl
 from worker.jobs.settings import Settings
 
 SOCKET_TIMEOUT_SECONDS = 5.0
@@ -22,7 +24,8 @@ T = TypeVar("T")
 
 class PatientRetry(Retry):
     """Repeats after lost connections, and after one that did not answer in time: a half-open one costs that. Where its
-    successor does not answer either, Redis itself hangs, and a client must hear of it before it gives up."""
+    successor does not answer either, Redis itself hangs, and a client must hear of it before it gives up. So must
+    it where Sentinels know no primary: they take seconds to make one."""
 
     def call_with_retry(
         self,
@@ -36,7 +39,7 @@ class PatientRetry(Retry):
         def give_up_in_time(error: Exception, *count: int) -> None:
             nonlocal num_timeouts
             fail(error, *count)  # it closes the connection
-            num_timeouts += isinstance(error, (RedisTimeout, TimeoutError))
+            num_timeouts += isinstance(error, (RedisTimeout, TimeoutError, MasterNotFoundError))
             if num_timeouts == MAX_TIMEOUTS:
                 raise error
 
@@ -49,12 +52,31 @@ def connect(settings: Settings) -> Redis:
     Without the timeouts a half-open connection (a firewall that forgot it, a host that vanished) hangs for ever. A
     command is repeated after a lost connection: every script of the ledger may run twice with the effect of once.
     """
-    over_a_network: dict[str, Any] = {"socket_connect_timeout": CONNECT_TIMEOUT_SECONDS, "socket_keepalive": True}
-    return Redis.from_url(
-        settings.redis_url,
-        decode_responses=True,
-        socket_timeout=SOCKET_TIMEOUT_SECONDS,
-        **({} if settings.redis_url.startswith("unix://") else over_a_network),
-        health_check_interval=HEALTH_CHECK_SECONDS,
-        retry=PatientRetry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), retries=3),
-    )
+    options: dict[str, Any] = {
+        "decode_responses": True,
+        "retry": PatientRetry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), retries=3),
+    }
+    if url := SentinelUrl.parse(settings.redis_url):
+        options |= {"db": url.db, "username": url.username, "password": url.password, **over_a_network()}
+        sentinels: Any = Sentinel  # it has no types
+        primary: Redis = sentinels(url.sentinels, sentinel_kwargs=sentinel_options()).master_for(url.service, **options)
+        return primary
+    if settings.redis_url.startswith("unix://"):
+        options |= {"socket_timeout": SOCKET_TIMEOUT_SECONDS, "health_check_interval": HEALTH_CHECK_SECONDS}
+        return Redis.from_url(settings.redis_url, **options)
+    return Redis.from_url(settings.redis_url, **options, **over_a_network())
+
+
+def over_a_network() -> dict[str, Any]:
+    """Options of a connection, redis-py's and kombu's alike: after how long it is given up."""
+    return {
+        "socket_timeout": SOCKET_TIMEOUT_SECONDS,
+        "socket_connect_timeout": CONNECT_TIMEOUT_SECONDS,
+        "socket_keepalive": True,
+        "health_check_interval": HEALTH_CHECK_SECONDS,
+    }
+
+
+def sentinel_options() -> dict[str, Any]:
+    """Options of a connection to a Sentinel. Each is asked once, then the next; `PatientRetry` asks all again."""
+    return {**over_a_network(), "retry": Retry(NoBackoff(), retries=0)}

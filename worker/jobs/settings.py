@@ -11,16 +11,16 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from worker.jobs.errors import SettingsError
+from worker.jobs.sentinel import HOST, SENTINEL_FORM, SentinelUrl
 
 ENVIRONMENT_PREFIX = "OMNIVOICE_"
-_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
 
 def _url_with(*schemes: str) -> AfterValidator:
     def check(url: str) -> str:
         if not url.startswith(tuple(f"{scheme}://" for scheme in schemes)):
             raise ValueError("must start with " + " or ".join(f"{scheme}://" for scheme in schemes))
-        if "http" in schemes and not _HOST.fullmatch(urlsplit(url).netloc):
+        if "http" in schemes and not HOST.fullmatch(urlsplit(url).netloc):
             raise ValueError("must name a host, with or without a port")
         return url.rstrip("/") if "http" in schemes else url
 
@@ -28,12 +28,14 @@ def _url_with(*schemes: str) -> AfterValidator:
 
 
 def _one_redis(url: str) -> str:
+    if SentinelUrl.parse(url):
+        return url
     parts = urlsplit(url)
     is_network = parts.scheme in ("redis", "rediss")
-    if parts.scheme != "unix" and not (is_network and _HOST.fullmatch(parts.netloc.rpartition("@")[2])):
+    if parts.scheme != "unix" and not (is_network and HOST.fullmatch(parts.netloc.rpartition("@")[2])):
         raise ValueError(
-            "must be redis://, rediss:// or unix:// and one server; Sentinel, Cluster and lists of servers are not "
-            "supported: give the address of the primary"
+            f"must be redis://, rediss:// or unix:// and one server, or {SENTINEL_FORM}; Cluster is not supported, "
+            "because Celery's messages cannot go through one, nor are other lists of servers"
         )
     if is_network and not re.fullmatch(r"/?\d*", parts.path):
         raise ValueError("must end with the number of a database, or nothing, behind the host")

@@ -21,7 +21,20 @@ MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
 """What decoding raises. Errors of the connection are none of these: they must reach Celery, which reconnects."""
 
 
-class Channel(redis.Channel):  # type: ignore[misc]  # kombu has no types
+class QoS(redis.QoS):  # type: ignore[misc]  # kombu has no types
+    def ack(self, delivery_tag: str) -> None:
+        try:
+            super().ack(delivery_tag)
+        except Exception:
+            # Celery logs it and goes on, and a message holds a place of the prefetch until it is acknowledged. With all
+            # places held nothing is read, nor an outage noticed that is over by then: the worker would idle for ever.
+            self._quick_ack(delivery_tag)
+            raise
+
+
+class Channel(redis.Channel):  # type: ignore[misc]
+    QoS = QoS
+
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         if not message["headers"].get(FIRST_HEADER):
             super()._put(queue, message, **kwargs)
@@ -51,9 +64,18 @@ class Channel(redis.Channel):  # type: ignore[misc]  # kombu has no types
         return super().basic_consume(queue, no_ack, tolerant_callback, consumer_tag, **kwargs)
 
 
-class Transport(redis.Transport):  # type: ignore[misc]  # kombu has no types
+class SentinelChannel(Channel, redis.SentinelChannel):  # type: ignore[misc]
+    """What `Channel` does, over what kombu's does to find the primary."""
+
+
+class Transport(redis.Transport):  # type: ignore[misc]
     Channel = Channel
+
+
+class SentinelTransport(redis.SentinelTransport):  # type: ignore[misc]
+    Channel = SentinelChannel
 
 
 # By the names of the URLs' schemes: given as a class, kombu would forget what the scheme says (TLS, a Unix socket).
 TRANSPORT_ALIASES |= dict.fromkeys(("redis", "rediss"), f"{__name__}:Transport")
+TRANSPORT_ALIASES["sentinel"] = f"{__name__}:SentinelTransport"
