@@ -159,9 +159,8 @@ def memory(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[
     clients = Clients(stack.address)
     rows: list[dict[str, int]] = []
     began = time.monotonic()
-    num_clients = (
-        stack.settings.api_threads
-    )  # the first time as many as the API has threads: all of them are there then
+    # The first time as many as the API has threads: all of them are there then.
+    num_clients = stack.settings.api_threads
     while not rows or rows[-1]["jobs"] < size.memory_jobs:
         _accepted(clients.closed_loop(num_clients, jobs=size.memory_step))
         num_clients = arguments.clients

@@ -101,10 +101,7 @@ class _OwnFields(_Strict):
     )
     queue: Annotated[Queue, Field(strict=False)] = Queue.INTERACTIVE
     expires_in: float | None = Field(
-        None,
-        gt=0,
-        le=MAX_EXPIRES_SECONDS,
-        description="seconds in the queue after which the job is not started",
+        None, gt=0, le=MAX_EXPIRES_SECONDS, description="seconds in the queue after which the job is not started"
     )
     metadata: dict[
         Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_CHARS)],
