@@ -33,15 +33,18 @@ class Attention(Protocol):
 
 
 class SdpaAttention:
-    """torch's scaled dot-product attention, a sequence at a time: no padded mask, exact on every device and dtype."""
+    """torch's scaled dot-product attention, a sequence at a time: no padded mask, exact on every device and dtype.
+
+    Each is a batch of one, because torch has fused kernels for four axes only.
+    """
 
     name = "sdpa"
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing) -> torch.Tensor:
         parts = [
             functional.scaled_dot_product_attention(
-                q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), enable_gqa=True
-            ).transpose(0, 1)
+                q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], enable_gqa=True
+            )[0].transpose(0, 1)
             for q, k, v in zip(*(torch.split(x, list(packing.lengths)) for x in (query, key, value)), strict=True)
             if len(q)
         ]
