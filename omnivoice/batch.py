@@ -12,16 +12,16 @@ from omnivoice.chunk_run import ChunkRun
 from omnivoice.model.backbone import Backbone
 from omnivoice.packing import Packing
 from omnivoice.philox import split_seed
-from omnivoice.sampling import RowParams, draw_tokens, guided_log_probs, pick_cells, position_scores
+from omnivoice.sampling import RowParams, draw_tokens, guide, pick_cells, position_scores, token_log_probs
 
-CPU_TILE_ROWS = 32
+CPU_TILE_ROWS = 512
 
 
 class Tile(NamedTuple):
-    """A stretch of target rows, and the stretch of guided ones among them (indices into the second branch's rows)."""
+    """Target rows and codebooks whose cells are scored at a time."""
 
     rows: slice
-    guided: slice
+    codebooks: slice
 
 
 class Batch:
@@ -50,10 +50,12 @@ class Batch:
     @torch.inference_mode()
     def step(self) -> None:
         """Unmask the next cells of every run. On an exception nothing has changed, so the step can be repeated."""
-        hidden = self._backbone.forward(self._embed(), self._packing)
+        guided = self._guide(self._backbone.forward(self._embed(), self._packing))
         step = self._step[self._rows.segment]
-        chosen_by_tile = [self._choose_tokens(hidden, tile, step) for tile in self._tiles]
-        confidence, tokens = (torch.cat(parts) for parts in zip(*chosen_by_tile, strict=True))
+        confidence = torch.empty_like(self._codes, dtype=self._backbone.score_dtype)
+        tokens = torch.empty_like(self._codes)
+        for tile in self._tiles:
+            confidence[tile], tokens[tile] = self._choose_tokens(guided, tile, step)
         # A cell whose scores are not finite keeps the mask: the request that owns it fails when it ends, alone.
         tokens = tokens.masked_fill(~confidence.isfinite(), self._mask_id)
         scores = position_scores(confidence, self._rows, step)
@@ -136,30 +138,34 @@ class Batch:
         hidden[self._uncond_rows] = targets[self._guided]
         return hidden
 
-    def _choose_tokens(self, hidden: torch.Tensor, tile: Tile, step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return each cell's largest log-probability and its token, both (rows, 8), for one tile of target rows."""
-        rows = self._rows.at(tile.rows)
-        cond = self._backbone.logits(hidden[self._cond_rows[tile.rows]])
-        uncond = self._backbone.logits(hidden[self._uncond_rows[tile.guided]])
+    def _guide(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return (R, hidden): the target rows with guidance applied. The heads are linear: it may come before them."""
+        cond, uncond = hidden[self._cond_rows], hidden[self._uncond_rows]
         if len(uncond) < len(cond):
-            uncond = torch.zeros_like(cond).index_copy(0, self._guided[tile.guided] - tile.rows.start, uncond)
-        log_probs = guided_log_probs(cond, uncond, rows.guidance_scale, self._mask_id)
+            uncond = torch.zeros_like(cond).index_copy(0, self._guided, uncond)
+        return guide(cond, uncond, self._rows.guidance_scale).to(hidden.dtype)
+
+    def _choose_tokens(self, guided: torch.Tensor, tile: Tile, step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the largest log-probability and the token of each of the tile's cells."""
+        logits = self._backbone.logits(guided[tile.rows], tile.codebooks)
+        log_probs = token_log_probs(logits, self._mask_id)
         confidence, tokens = log_probs.max(dim=-1)
         if self._draws_classes:
-            tokens = draw_tokens(log_probs, tokens, rows, step[tile.rows])
+            rows = self._rows.at(tile.rows)
+            tokens = draw_tokens(log_probs, tokens, rows, step[tile.rows], first_codebook=tile.codebooks.start)
         return confidence, tokens
 
     def _cut_tiles(self) -> list[Tile]:
-        """Cut the target rows into what the heads and the scoring see at a time.
+        """Cut the cells into what the heads and the scoring see at a time.
 
-        A GPU takes all rows in one go. On a CPU the logits of a whole batch fall out of the caches, and every fresh
-        megabyte is paid in page faults: a few dozen rows at a time are twice as fast.
+        A GPU takes all in one go. On a CPU the logits of a whole batch fall out of the caches, and every fresh
+        megabyte is paid in page faults, while a head's weights stay: a codebook of some hundred rows at a time.
         """
-        most = CPU_TILE_ROWS if self._device.type == "cpu" else sum(run.frames for run in self.runs)
-        tiles, target, guided = [], 0, 0
-        is_guided = [run.uncond_length > 0 for run in self.runs for _ in range(run.frames)]
-        while target < len(is_guided):
-            flags = is_guided[target : target + most]
-            tiles.append(Tile(slice(target, target + len(flags)), slice(guided, guided + sum(flags))))
-            target, guided = target + len(flags), guided + sum(flags)
-        return tiles
+        num_rows, num_codebooks = self._codes.shape
+        is_cpu = self._device.type == "cpu"
+        rows, codebooks = (CPU_TILE_ROWS, 1) if is_cpu else (num_rows, num_codebooks)
+        return [
+            Tile(slice(row, row + rows), slice(codebook, codebook + codebooks))
+            for codebook in range(0, num_codebooks, codebooks)
+            for row in range(0, num_rows, rows)
+        ]

@@ -40,13 +40,18 @@ class RowParams:
         return RowParams(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-def guided_log_probs(cond: torch.Tensor, uncond: torch.Tensor, scale: torch.Tensor, mask_id: int) -> torch.Tensor:
-    """Return log_softmax((1 + g) · cond − g · uncond) with the mask id excluded.
+def guide(cond: torch.Tensor, uncond: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return (1 + g) · cond − g · uncond: guided logits from logits, or what becomes them under a linear head.
 
-    `cond` and `uncond` are logits (R, C, V), `scale` is g (R,). The branches' own softmaxes would cancel.
+    `cond` and `uncond` are (R, …), `scale` is g (R,). The branches' own softmaxes would cancel in what follows.
     """
-    weight = scale[:, None, None]
-    log_probs = torch.log_softmax(cond * (1 + weight) - uncond * weight, dim=-1)
+    weight = scale.view(-1, *[1] * (cond.dim() - 1))
+    return cond * (1 + weight) - uncond * weight
+
+
+def token_log_probs(logits: torch.Tensor, mask_id: int) -> torch.Tensor:
+    """Return log_softmax of guided logits (R, C, V), with the mask id excluded."""
+    log_probs = torch.log_softmax(logits, dim=-1)
     log_probs[..., mask_id] = -torch.inf
     return log_probs
 
@@ -56,14 +61,17 @@ def num_class_candidates(vocab: int) -> int:
     return math.ceil(vocab * CLASS_CANDIDATE_SHARE)
 
 
-def draw_tokens(log_probs: torch.Tensor, best: torch.Tensor, rows: RowParams, step: torch.Tensor) -> torch.Tensor:
+def draw_tokens(
+    log_probs: torch.Tensor, best: torch.Tensor, rows: RowParams, step: torch.Tensor, first_codebook: int = 0
+) -> torch.Tensor:
     """Return tokens (R, C): drawn with Gumbel noise where the class temperature is positive, else `best`.
 
-    `best` is the likeliest token (R, C), `step` (R,) the step of each row's request.
+    `best` is the likeliest token (R, C), `step` (R,) the step of each row's request; the C codebooks are those from
+    `first_codebook`.
     """
     values, tokens = log_probs.topk(num_class_candidates(log_probs.shape[-1]), dim=-1)
     temperature = rows.class_temperature[:, None, None]
-    words = _words(rows, CLASS_STREAM, step, tokens >> 2)
+    words = _words(rows, CLASS_STREAM, step, tokens >> 2, first_codebook)
     word = torch.stack(words, dim=-1).gather(-1, (tokens & 3)[..., None])[..., 0]
     noisy = values / temperature.clamp_min(torch.finfo(values.dtype).tiny) + gumbel(uniform(word, values.dtype))
     drawn = tokens.gather(-1, noisy.argmax(dim=-1, keepdim=True))[..., 0]
@@ -102,9 +110,11 @@ def pick_cells(scores: torch.Tensor, segment: torch.Tensor, counts: torch.Tensor
     return chosen.view_as(scores)
 
 
-def _words(rows: RowParams, stream: int, step: torch.Tensor, block: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _words(
+    rows: RowParams, stream: int, step: torch.Tensor, block: torch.Tensor, first_codebook: int = 0
+) -> tuple[torch.Tensor, ...]:
     """Philox words for cells (R, C, N); the counter's layout is the table in `omnivoice.philox`."""
-    codebook = torch.arange(block.shape[1], device=block.device)[:, None]
+    codebook = torch.arange(first_codebook, first_codebook + block.shape[1], device=block.device)[:, None]
     return philox(
         (
             rows.frame[:, None, None],

@@ -232,7 +232,7 @@ class Trainer:
         backbone = TrainedBackbone(self.config, weights, self.attention)
         rows = torch.cat([backbone.embed_text(text), backbone.embed_audio(audio)]).index_select(0, order)
         hidden = backbone.forward(rows, Packing(self._lengths, offsets, positions)).index_select(0, targets)
-        logits = backbone.logits(hidden).flatten(0, 1)
+        logits = backbone.logits(hidden, slice(None)).flatten(0, 1)
         cells = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none").view_as(labels)
         return cells.sum(0) / (labels != IGNORED).sum(0).clamp_min(1)
 

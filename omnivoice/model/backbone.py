@@ -126,10 +126,11 @@ class Backbone:
         angles = positions.float()[:, None] * self.config.rope_theta**-exponents
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return (rows, 8, 1025) for rows (rows, hidden), in float32 (float64 in a float64 engine)."""
-        logits = functional.linear(hidden, self.heads).to(self.score_dtype)
-        return logits.view(len(hidden), self.config.num_codebooks, self.config.audio_vocab_size)
+    def logits(self, hidden: torch.Tensor, codebooks: slice) -> torch.Tensor:
+        """Return (rows, codebooks, 1025) for rows (rows, hidden), in float32 (float64 in a float64 engine)."""
+        vocab = self.config.audio_vocab_size
+        heads = self.heads.view(-1, vocab, hidden.shape[1])[codebooks]
+        return functional.linear(hidden, heads.flatten(0, 1)).to(self.score_dtype).view(len(hidden), -1, vocab)
 
     def _attend(
         self, layer: Layer, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, packing: Packing

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnivoice.philox import CLASS_STREAM, POSITION_STREAM, gumbel, philox, split_seed, uniform
-from omnivoice.sampling import RowParams, draw_tokens, guided_log_probs, pick_cells, position_scores
+from omnivoice.sampling import RowParams, draw_tokens, guide, pick_cells, position_scores, token_log_probs
 
 # Known answers of philox4x32-10 published with Random123 (counter, key, words).
 KNOWN_ANSWERS = [
@@ -74,11 +74,19 @@ def test_guidance_is_the_inner_softmaxes_form() -> None:
     generator = torch.Generator().manual_seed(1)
     cond, uncond = torch.randn(2, 3, 8, 1025, generator=generator, dtype=torch.float64)
     scale = torch.tensor([0.0, 2.0, 3.5], dtype=torch.float64)
-    found = guided_log_probs(cond, uncond, scale, 1024)
+    found = token_log_probs(guide(cond, uncond, scale), 1024)
     c, u = cond.log_softmax(-1), uncond.log_softmax(-1)
     expected = torch.log_softmax(c + scale[:, None, None] * (c - u), dim=-1)
     torch.testing.assert_close(found[..., :1024], expected[..., :1024])
     assert torch.isneginf(found[..., 1024]).all()
+
+
+def test_guidance_may_come_before_a_linear_head() -> None:
+    generator = torch.Generator().manual_seed(1)
+    cond, uncond = torch.randn(2, 3, 16, generator=generator, dtype=torch.float64)
+    head = torch.randn(16, 1025, generator=generator, dtype=torch.float64)
+    scale = torch.tensor([0.0, 2.0, 3.5], dtype=torch.float64)
+    torch.testing.assert_close(guide(cond, uncond, scale) @ head, guide(cond @ head, uncond @ head, scale))
 
 
 def test_position_noise_is_the_documented_counter() -> None:
@@ -112,6 +120,15 @@ def test_class_noise_draws_among_the_103_likeliest_by_the_documented_counter() -
                 noise = gumbel(uniform(torch.tensor(words[token & 3]), torch.float64))
                 noisy[token] = float(log_probs[frame, codebook, token]) / 0.7 + float(noise)
             assert int(drawn[frame, codebook]) == max(noisy, key=noisy.__getitem__)
+
+
+def test_class_noise_belongs_to_the_codebook_wherever_the_cut_begins() -> None:
+    log_probs = torch.randn(3, 8, 1025, generator=torch.Generator().manual_seed(4)).log_softmax(-1)
+    rows, step, best = row_params([0, 0, 0], class_temperature=0.7), torch.full((3,), 2), log_probs.argmax(-1)
+    whole = draw_tokens(log_probs, best, rows, step)
+    cut = [draw_tokens(log_probs[:, [c]], best[:, [c]], rows, step, first_codebook=c) for c in range(8)]
+    assert torch.equal(torch.cat(cut, dim=1), whole)
+    assert not torch.equal(whole, best)
 
 
 def test_class_temperature_zero_keeps_the_likeliest_beside_rows_that_draw() -> None:

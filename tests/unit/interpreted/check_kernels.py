@@ -12,7 +12,7 @@ from omnivoice.kernels import attention, products, rows, unmask
 from omnivoice.model.backbone import _rotate, apart
 from omnivoice.packing import Packing
 from omnivoice.philox import split_seed
-from omnivoice.sampling import RowParams, draw_tokens, guided_log_probs, pick_cells, position_scores
+from omnivoice.sampling import RowParams, draw_tokens, pick_cells, position_scores, token_log_probs
 
 EPS = 1e-6
 
@@ -204,7 +204,7 @@ def test_scores_and_tokens(temperatures: tuple[float, float]) -> None:
         segment, frame, torch.tensor(chunks)[segment], keys[segment, 0], keys[segment, 1],
         torch.zeros(num_targets), penalty[segment], position_temperature[segment], class_temperature[segment],
     )  # fmt: skip
-    log_probs = guided_log_probs(logits, torch.zeros_like(logits), torch.zeros(num_targets), vocab - 1)
+    log_probs = token_log_probs(logits, vocab - 1)
     confidence, best = log_probs.max(dim=-1)
     step = torch.tensor(steps)[segment]
     expected_tokens = draw_tokens(log_probs, best, params, step)
