@@ -15,6 +15,7 @@ from omnivoice.batch import Batch
 from omnivoice.chunk_run import ChunkRun
 from omnivoice.config import EngineConfig
 from omnivoice.model.backbone import Backbone
+from omnivoice.model.cpu import CpuBackbone, fits_cpu
 
 log = logging.getLogger(__name__)
 
@@ -111,4 +112,4 @@ def pick_executor(backbone: Backbone, config: EngineConfig) -> Executor:
     if config.fp8:
         raise ValueError("fp8: this model's sizes are none that the kernels can run")
     log.info("executor: eager")
-    return EagerExecutor(backbone)
+    return EagerExecutor(CpuBackbone(backbone) if fits_cpu(backbone) else backbone)
