@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnivoice.model.codec import Codec
+from omnivoice.model.codec.codec import ON_CPU
 from omnivoice.model.codec.decoder import EMPTY, DecoderOptions, WaveformDecoder, snake_masked_torch
 from omnivoice.model.codec.passes import MAX_PASS_FRAMES, bucket, plan_passes
 
@@ -65,8 +66,8 @@ def by_the_layers(codec: Codec, row: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "options",
-    [DecoderOptions(), DecoderOptions(max_pass_frames=45), DecoderOptions(channels_last=True)],
-    ids=["one pass", "several passes", "channels last"],
+    [DecoderOptions(), DecoderOptions(max_pass_frames=45), DecoderOptions(channels_last=True), ON_CPU],
+    ids=["one pass", "several passes", "channels last", "as on a CPU"],
 )
 def test_rows_of_a_pass_are_what_they_are_alone(codec: Codec, options: DecoderOptions) -> None:
     decoder = WaveformDecoder(codec.network, options)

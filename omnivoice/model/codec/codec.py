@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 EXACT = {"enabled": True, "benchmark": False, "deterministic": True, "allow_tf32": False}
 """cuDNN's flags for encoding: a clip has the same codes every time."""
 
+ON_CPU = DecoderOptions(tabled=False, max_pass_frames=1)
+"""Sums in the network's own order, a pass for each row: a CPU gains nothing from shared ones."""
+
 
 class Codec:
     """Waveforms to codes and back. Any thread may call; decoding needs no turns, encoding on a GPU takes them."""
@@ -33,9 +36,7 @@ class Codec:
         self.network = network
         self.device = parameter.device
         self.dtype = parameter.dtype
-        # A CPU gains little from shared passes, and layer by layer it computes the reference's own bits.
-        is_packed = options is not None or self.device.type == "cuda"
-        self._decoder = WaveformDecoder(network, options) if is_packed else None
+        self._decoder = WaveformDecoder(network, options or (ON_CPU if self.device.type == "cpu" else None))
         self._lock = Lock()
 
     @classmethod
@@ -85,9 +86,6 @@ class Codec:
         Runs on the current stream and never waits for the device, so it cannot check: a code outside 0…1023 is
         undefined behaviour. The waveforms are views of a buffer that those decoded in one pass share.
         """
-        if self._decoder is None:
-            with torch.inference_mode():
-                return [self.network.decode(row.T.long()[None])[0].float() for row in codes]
         return [waveform.float() for waveform in self._decoder.decode(codes)]
 
     def encode(self, waveform: Waveform) -> Codes:

@@ -32,13 +32,15 @@ SNAKE_EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
-    """How to decode. The defaults are exact; on the CPU only `max_pass_frames` matters.
+    """How to decode. The defaults are exact; on the CPU `tabled`, `channels_last` and `max_pass_frames` matter.
 
+    `tabled` looks a frame's codes up in one table; without it they are projected one by one, as in the network.
     `allow_tf32` lets convolutions round their inputs to 10 bits of mantissa: about twice as fast, 3e-4 relative error.
     `fused` is the Triton kernel between convolutions, off the torch expression. `channels_last` and `autotune` change
     which kernels the convolution library picks, the latter by trying all of them once a size.
     """
 
+    tabled: bool = True
     allow_tf32: bool = False
     fused: bool = True
     channels_last: bool = False
@@ -132,10 +134,16 @@ def snake_masked_torch(
     if residual is not None:
         total = residual.add_(total)
     active = torch.mul(total, _by_channel(alpha)).sin_().square_().mul_(_by_channel(inverse)).add_(total)
+    # Where nothing is to be zeroed a CPU saves the pass; a GPU would have to be waited for.
+    if valid.is_cuda or not valid.all():
+        _zero_gaps(active, valid)
+    return (total if keeps_sum else None), active
+
+
+def _zero_gaps(active: Tensor, valid: Tensor) -> None:
     num_frames = valid.shape[1]
     frames = active.view(*active.shape[:3], num_frames, active.shape[3] // num_frames)
     frames.masked_fill_(~valid[:, None, None, :, None], 0.0)
-    return (total if keeps_sum else None), active
 
 
 class WaveformDecoder:
@@ -146,7 +154,8 @@ class WaveformDecoder:
         first = network.fc2.weight
         self.device, self.dtype = first.device, first.dtype
         self._layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
-        self._table = _frame_table(network)
+        self._network = network
+        self._table = _frame_table(network) if self.options.tabled else None
         self._offsets = torch.arange(NUM_CODEBOOKS, device=self.device) * CODEBOOK_SIZE
         self._first = _Convolution.of(network.acoustic_decoder.conv1, self._layout)
         self._stages = tuple(_stages(network.acoustic_decoder, self._first, self._layout))
@@ -179,7 +188,7 @@ class WaveformDecoder:
         `gap` empty frames keep two rows of one time axis apart; those of the batch are apart anyway.
         """
         valid = (codes[:, :, 0] != EMPTY).contiguous()
-        hidden = F.embedding(codes.clamp(min=0) + self._offsets, self._table).sum(dim=2)
+        hidden = self._embed(codes.clamp(min=0))
         hidden.masked_fill_(~valid[:, :, None], 0.0)
         x = self._first(hidden.mT[:, :, None].contiguous(memory_format=self._layout), self.options)
         kept: Tensor | None = None
@@ -194,6 +203,13 @@ class WaveformDecoder:
             x = stage.convolution(active, self.options)
             del active
         return x[:, 0, 0] + self._stages[-1].convolution.bias
+
+    def _embed(self, codes: Tensor) -> Tensor:
+        """Codes (batch, frames, 8) → what the convolutions start from, (batch, frames, channels)."""
+        if self._table is None:
+            hidden: Tensor = self._network.fc2(self._network.quantizer.decode(codes.mT))
+            return hidden
+        return F.embedding(codes + self._offsets, self._table).sum(dim=2)
 
     def _pick_snake(self) -> Snake:
         if self.device.type != "cuda" or not self.options.fused:
