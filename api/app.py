@@ -10,7 +10,7 @@ from api import logs, metrics, problems, tracing
 from api.access import Access
 from api.docs import DocsRoutes
 from api.health import HealthRoutes, StorageProbe
-from api.jobs import JobRoutes, Publish
+from api.jobs import JobRoutes
 from api.keys import load_keys
 from api.openapi import build_openapi
 from api.waiting import LongPoll
@@ -23,8 +23,8 @@ STOPPING = "omnivoice.stopping"
 _MAX_FORM_PARTS = 8
 
 
-def create_app(settings: Settings, ledger: Ledger, store: ObjectStore, publish: Publish) -> Flask:
-    """The API over one ledger and one store; `publish` tells workers of an accepted job.
+def create_app(settings: Settings, ledger: Ledger, store: ObjectStore) -> Flask:
+    """The API over one ledger and one store.
 
     Connects to nothing. Raises `StartupError` for a keys file or an origin list that cannot be used.
     """
@@ -48,7 +48,7 @@ def create_app(settings: Settings, ledger: Ledger, store: ObjectStore, publish: 
     app.after_request(_harden)
     app.register_blueprint(HealthRoutes(ledger, StorageProbe(store)).blueprint())
     app.register_blueprint(metrics.MetricsRoutes(ledger, metrics.parse_readers(settings, keys)).blueprint())
-    app.register_blueprint(JobRoutes(settings, ledger, store, publish, long_poll).blueprint())
+    app.register_blueprint(JobRoutes(settings, ledger, store, long_poll).blueprint())
     app.register_blueprint(DocsRoutes(build_openapi(keys_needed=not keys.is_open)).blueprint())
     return app
 

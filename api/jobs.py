@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from flask import Blueprint, Response, g, redirect, request, url_for
@@ -23,12 +22,9 @@ from omnivoice.planning import Reference, plan
 from worker.jobs import names
 from worker.jobs.errors import StorageError
 from worker.jobs.ledger import CancelOutcome, JobRecord, Ledger, NewJob
-from worker.jobs.models import JobRequest, JobResult, Queue, Status
+from worker.jobs.models import JobRequest, JobResult, Status
 from worker.jobs.settings import Settings
 from worker.jobs.storage import ObjectStore
-
-Publish = Callable[[str, Queue], bool]
-"""Tells the workers of a queue that a job is due; False where that failed, which the reconciler makes good."""
 
 RETRY_AFTER_SECONDS = 1
 """What a client is told to wait before it looks again at a job that has not ended."""
@@ -44,7 +40,6 @@ class JobRoutes:
     settings: Settings
     ledger: Ledger
     store: ObjectStore
-    publish: Publish
     long_poll: LongPoll
 
     def blueprint(self) -> Blueprint:
@@ -56,17 +51,15 @@ class JobRoutes:
         return routes
 
     def submit(self) -> Response:
-        """202 means that the job is in the ledger; whether its message went out does not matter to the promise."""
+        """202 means that the job is in the ledger, and announced to the workers unless enough are before it."""
         key = idempotency_key(request)
         submission = read_submission(request)
         new = self._check(submission, key)
         if submission.audio is not None and new.reference_key is not None:
             # No media type of the client's choosing: a browser must not run these bytes as a page.
             self.store.put(new.reference_key, submission.audio, "application/octet-stream")
-        record, created = self.ledger.submit(new)
+        record, _ = self.ledger.submit(new, announces=True)
         g.job_id = record.id
-        if created and record.is_published:
-            self._announce(record)
         response = self._job(record, 202)
         response.headers["Location"] = url_for("jobs.show", job_id=record.id)
         return response
@@ -124,15 +117,6 @@ class JobRoutes:
             fingerprint=_fingerprint(submission, digest),
             trace=tracing.current(),
         )
-
-    def _announce(self, record: JobRecord) -> None:
-        try:
-            announced = self.publish(record.id, record.queue)
-        except Exception as error:  # noqa: BLE001 - an error answer now would deny a job that will be done
-            _log.error("publishing broke", exc_info=error)
-            announced = False
-        if not announced:
-            _log.warning("accepted but not announced; the reconciler will", extra={"fields": {"job": record.id}})
 
     def _find(self, job_id: str) -> JobRecord:
         """The caller's job. Raises `ProblemError` 404, the same for none and for another key's: ids must not leak."""

@@ -21,10 +21,9 @@ def build() -> Flask:
     """The application of the environment's settings, a reconciler and a sweeper beside it. Raises `StartupError`."""
     settings = Settings.from_environment(os.environ)
     ledger = Ledger(connect(settings), settings)
-    celery = make_celery(settings)
     store = ObjectStore(settings, BRIEF)
-    app = create_app(settings, ledger, store, partial(publish, celery))
-    announce = partial(publish, celery, first=True)
+    app = create_app(settings, ledger, store)
+    announce = partial(publish, make_celery(settings), first=True)
     Reconciler(ledger, announce, settings.lease_seconds, app.extensions[STOPPING]).run()
     Sweeper(ledger, store, Lifetimes.of(settings), app.extensions[STOPPING]).run()
     return app

@@ -35,7 +35,6 @@ from bench.service_product import measure, say
 from infra.local.interruption import interruptible
 from omnivoice.planning import plan
 from worker.jobs import names
-from worker.jobs.broker import make_celery, publish
 from worker.jobs.ledger import NewJob
 from worker.jobs.models import JobRequest, Queue, Status
 from worker.jobs.tracing import TraceContext
@@ -116,15 +115,12 @@ def _work(stack: LoadStack, num_jobs: int, *options: str) -> dict[str, Any]:
 
 def _announce(stack: LoadStack, num_jobs: int) -> None:
     """A backlog without an API: what the API stores and sends for each job."""
-    celery = make_celery(stack.settings)
     for index in range(num_jobs):
         request = JobRequest.parse(body(index))
         seconds = plan(request.to_synthesis_request()).seconds
         trace = TraceContext.continued(None)
         new = NewJob(names.new_job_id(), request, estimate_seconds=seconds, owner="local", trace=trace)
-        record, _ = stack.ledger.submit(new)
-        if record.is_published:
-            publish(celery, new.id, Queue.INTERACTIVE)
+        stack.ledger.submit(new, announces=True)
 
 
 def latency(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from werkzeug.test import TestResponse
 from api.app import create_app
 from tests.sounds import wav_of
 from worker.jobs import names
-from worker.jobs.broker import make_celery, publish
 from worker.jobs.ledger import Claim, Ledger
 from worker.jobs.models import JobError, JobResult, Status, Timings
 from worker.jobs.settings import Settings
@@ -28,7 +26,7 @@ REF_TEXT = "Nice to meet you, I have heard a lot about your work."
 def build_app(settings: Settings) -> Flask:
     """The application as `api.wsgi` builds it, from a settings object instead of the environment."""
     ledger = Ledger.from_settings(settings)
-    return create_app(settings, ledger, ObjectStore(settings), partial(publish, make_celery(settings)))
+    return create_app(settings, ledger, ObjectStore(settings))
 
 
 def submit(client: FlaskClient, **fields: Any) -> str:

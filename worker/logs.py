@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -45,6 +46,22 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+class StandardError(logging.Handler):
+    """Writes a line in one call and takes no lock for it.
+
+    Under a lock all threads that log wait for one that has written its line, and waits for the interpreter.
+    """
+
+    def createLock(self) -> None:  # noqa: N802  logging's name
+        self.lock = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            os.write(sys.stderr.fileno(), (self.format(record) + "\n").encode(errors="backslashreplace"))
+        except Exception:  # noqa: BLE001  as every handler of logging does
+            self.handleError(record)
+
+
 class BrokerOutage(logging.Filter):
     """Celery tells in two lines of each of its attempts to reach the broker: one line, once an outage, will do."""
 
@@ -68,7 +85,7 @@ def logs_of_a_start(level: str) -> Iterator[None]:
     A `StartupError` there is to be one line: what was said before it is dropped. Warnings are not held back (a download
     may take minutes). Celery and boto3 speak from `warning` on, whatever our own level is.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StandardError()
     handler.setFormatter(JsonLines())
     handler.addFilter(OncePerOutage())
     held_back = MemoryHandler(capacity=MAX_HELD_BACK, flushLevel=logging.WARNING, target=handler)

@@ -11,11 +11,8 @@ from api_service import assert_problem, build_app, num_messages, submit, succeed
 from flask.testing import FlaskClient
 from redis import Redis
 
-from api.app import create_app
 from worker.jobs.ledger import Ledger
-from worker.jobs.models import Queue
 from worker.jobs.settings import Settings
-from worker.jobs.storage import ObjectStore
 
 
 @pytest.fixture
@@ -146,23 +143,6 @@ def test_racing_calls_with_one_key_make_one_job(client: FlaskClient, settings: S
 
 
 # -- when parts are gone -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("raises", [False, True])
-def test_accepted_even_when_the_message_is_not_sent(settings: Settings, raises: bool) -> None:
-    ledger = Ledger.from_settings(settings)
-    told: list[tuple[str, Queue]] = []
-
-    def refuse(job_id: str, queue: Queue) -> bool:
-        told.append((job_id, queue))
-        if raises:
-            raise RuntimeError("the broker client broke in a way that it does not catch")
-        return False
-
-    client = create_app(settings, ledger, ObjectStore(settings), refuse).test_client()
-    job_id = submit(client)
-    assert told == [(job_id, Queue.INTERACTIVE)]
-    assert ledger.depth()[Queue.INTERACTIVE] == 1
 
 
 @pytest.mark.parametrize(

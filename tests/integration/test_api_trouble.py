@@ -26,27 +26,23 @@ from worker.jobs import names
 from worker.jobs.models import Status
 
 
-def test_killed_between_record_and_message(
+def test_killed_between_record_and_answer(
     desk: Desk, promises: Promises, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Nobody has answered the client, but the job is there; and it is the one that a repeated call gets."""
+    """Nobody has answered the client, but the job is there and announced; a repeated call gets the same one."""
     submission, body = promises.draft("I was recorded.", key="once")
     call: dict[str, Any] = {"json": body, "headers": {"Idempotency-Key": "once"}, "timeout": 30}
     messages = names.message_list_key(desk.settings.redis_prefix, "interactive")
-    with proxy_to(desk.settings.redis_url) as proxy, ThreadPoolExecutor(1) as client:
-        variables = {"OMNIVOICE_REDIS_URL": f"redis://127.0.0.1:{proxy.port}/0"}
-        with run_api(environment | variables, tmp_path) as api:
-            proxy.forget_at(b"LPUSH")
-            answer = client.submit(httpx.post, f"{api.url}/v1/jobs", **call)
-            wait_until(lambda: proxy.num_struck, what="the message")
-            master = psutil.Process(api.process.pid)
-            for process in [master, *master.children()]:
-                process.kill()
-            with pytest.raises(httpx.TransportError):
-                answer.result(30)
+    with run_api(environment, tmp_path) as api, proxy_to(api.url) as proxy:
+        proxy.lose_answers(1)
+        with pytest.raises(httpx.TransportError):
+            httpx.post(f"http://127.0.0.1:{proxy.port}/v1/jobs", **call)
+        master = psutil.Process(api.process.pid)
+        for process in [master, *master.children()]:
+            process.kill()
     [(job_id, _)] = desk.redis.zrange(names.due_key(desk.settings.redis_prefix, "interactive"), 0, -1, withscores=True)
     assert desk.record(job_id).status is Status.QUEUED
-    assert desk.redis.llen(messages) == 0
+    assert desk.redis.llen(messages) == 1
     with run_api(environment, tmp_path) as api, run_worker(environment, tmp_path / "worker.log"):
         again = httpx.post(f"{api.url}/v1/jobs", **call)
         assert (again.status_code, again.json()["id"]) == (202, job_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from job_examples import new_job, result_of, running, submitted
 from redis import Redis
@@ -31,6 +33,23 @@ def test_submitting_again_leaves_the_job_as_it_is(ledger: Ledger) -> None:
     assert created
     assert (record.status, record.attempts) == (Status.RUNNING, 1)
     assert ledger.complete(claim, result_of(claim))
+
+
+def test_a_job_is_announced_once_with_its_record(redis_client: Redis, redis_settings: Settings) -> None:
+    ledger = with_settings(redis_client, redis_settings, max_published=2)
+    waiting = names.message_list_key(redis_settings.redis_prefix, Queue.BULK.value)
+    first, keyed, beyond = (new_job(f"Number {key}.", key=key, queue="bulk") for key in ("a", "b", "c"))
+    for new in (first, first, keyed, new_job("Number b.", key="b", queue="bulk"), beyond):
+        ledger.submit(new, announces=True)
+    messages = [json.loads(message) for message in redis_client.lrange(waiting, 0, -1)]
+    assert [json.loads(message["body"])[0] for message in messages] == [[keyed.id], [first.id]]
+    assert {message["properties"]["delivery_info"]["routing_key"] for message in messages} == {Queue.BULK.value}
+    assert len({message["properties"]["delivery_tag"] for message in messages}) == 2
+    running(ledger, first.id)  # its claim makes room for what waits
+    assert redis_client.llen(waiting) == 2, "the list is as long as it may be: nobody has taken a message"
+    redis_client.rpop(waiting)
+    running(ledger, keyed.id)
+    assert json.loads(json.loads(redis_client.lindex(waiting, 0))["body"])[0] == [beyond.id]
 
 
 def test_a_full_queue_refuses_and_takes_again_when_a_job_ends(redis_client: Redis, redis_settings: Settings) -> None:

@@ -13,7 +13,6 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from api.app import create_app
 from api.openapi import build_openapi
 from omnivoice.parameters import BOUNDS
-from worker.jobs.broker import make_celery, publish
 from worker.jobs.ledger import Ledger
 from worker.jobs.models import JobRequest
 from worker.jobs.settings import Settings
@@ -28,13 +27,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Flask:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     settings = Settings(redis_url="redis://127.0.0.1:1/0", s3_endpoint="http://127.0.0.1:1")
-    celery = make_celery(settings)
-    return create_app(
-        settings,
-        Ledger.from_settings(settings),
-        ObjectStore(settings),
-        lambda job_id, queue: publish(celery, job_id, queue),
-    )
+    return create_app(settings, Ledger.from_settings(settings), ObjectStore(settings))
 
 
 @pytest.mark.parametrize("keys_needed", [True, False])

@@ -7,8 +7,10 @@ import logging
 import threading
 from typing import Any
 
+import pytest
+
 from worker.log_context import bound, current
-from worker.logs import BrokerOutage, JsonLines
+from worker.logs import BrokerOutage, JsonLines, StandardError
 
 
 def line(message: str = "hello", **extra: object) -> dict[str, Any]:
@@ -42,6 +44,28 @@ def test_only_known_fields_are_written_and_no_empty_ones() -> None:
     found = line("two\nlines", text="what a client wrote", trace_id=None)
     assert found["event"] == "two\nlines"
     assert not {"text", "trace_id"} & set(found)
+
+
+def test_lines_of_threads_at_once_are_whole(capfd: pytest.CaptureFixture[str]) -> None:
+    handler = StandardError()
+    handler.setFormatter(JsonLines())
+    logger = logging.Logger("worker.test")
+    logger.addHandler(handler)
+    num_threads, num_each = 8, 200
+
+    def write(number: int) -> None:
+        for index in range(num_each):
+            logger.info("ä" * 500, extra={"job": f"{number}/{index}"})
+
+    threads = [threading.Thread(target=write, args=[number]) for number in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    written = [json.loads(text) for text in capfd.readouterr().err.splitlines()]
+    assert {found["event"] for found in written} == {"ä" * 500}
+    expected = {f"{number}/{index}" for number in range(num_threads) for index in range(num_each)}
+    assert sorted(found["job"] for found in written) == sorted(expected)
 
 
 def test_celerys_attempts_to_reach_the_broker_are_one_line_of_an_outage() -> None:

@@ -129,7 +129,7 @@ local function may_be_published(job)
   return job ~= nil and (job.schema > SCHEMA or (is_unpublished(job) and not FINAL[job.status]))
 end
 
--- A job that comes now: its caller publishes it, unless it is to wait behind those that are not published yet.
+-- A job that comes now: true where it is to be published, false where it waits behind those that are not published yet.
 local function line_up(key, job, max_published, announce_ms)
   local waiting = unpublished_key(job.queue)
   for _ = 1, MAX_PASSED_OVER do  -- so that nothing has to wait behind ids for which nobody waits
@@ -139,16 +139,22 @@ local function line_up(key, job, max_published, announce_ms)
   end
   if redis.call('EXISTS', waiting) == 0 and redis.call('LLEN', messages_key(job.queue)) < max_published then
     redis.call('HSET', key, 'announced_ms', now)
-  else
-    redis.call('HSET', key, 'announced_ms', UNPUBLISHED)
-    redis.call('RPUSH', waiting, job.id)
-    announce_ms = UNPUBLISHED_PATIENCE * announce_ms
+    redis.call('ZADD', due_key(job.queue), look_at(job, now + announce_ms), job.id)
+    return true
   end
-  redis.call('ZADD', due_key(job.queue), look_at(job, now + announce_ms), job.id)
+  redis.call('HSET', key, 'announced_ms', UNPUBLISHED)
+  redis.call('RPUSH', waiting, job.id)
+  redis.call('ZADD', due_key(job.queue), look_at(job, now + UNPUBLISHED_PATIENCE * announce_ms), job.id)
+  return false
 end
 
--- Publishes what the broker's list has room for, `limit` ids at most; how many those were. `message` is what a worker
--- takes for a message, with words in capitals where this one's own follow.
+-- `message` is what a worker takes for a message, with words in capitals where this one's own follow.
+local function publish(queue, id, announced_ms, message)
+  local own = {JOB_ID = id, MESSAGE_ID = id .. '-' .. announced_ms, QUEUE = queue}
+  redis.call('LPUSH', messages_key(queue), (string.gsub(message, '[A-Z_]+', own)))
+end
+
+-- Publishes what the broker's list has room for, `limit` ids at most; how many those were.
 local function publish_waiting(queue, message, max_published, announce_ms, limit)
   local waiting, messages, num_published = unpublished_key(queue), messages_key(queue), 0
   if redis.call('EXISTS', waiting) == 0 then return 0 end
@@ -165,8 +171,7 @@ local function publish_waiting(queue, message, max_published, announce_ms, limit
         redis.call('HSET', key, 'announced_ms', announced_ms)
         redis.call('ZADD', due_key(queue), look_at(job, now + announce_ms), id)
       end
-      local own = {JOB_ID = id, MESSAGE_ID = id .. '-' .. announced_ms, QUEUE = queue}
-      redis.call('LPUSH', messages, (string.gsub(message, '[A-Z_]+', own)))
+      publish(queue, id, announced_ms, message)
       num_published = num_published + 1
     end
   end
