@@ -28,7 +28,7 @@ import psutil
 
 from bench.command import shown_command
 from bench.load_clients import Answers, Clients, body
-from bench.load_figures import growth, latencies, report
+from bench.load_figures import cold_memory_ms, growth, latencies, report
 from bench.load_stack import LoadStack
 from bench.service_clients import Caller, CallFailed
 from bench.service_product import measure, say
@@ -145,6 +145,7 @@ def latency(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict
         samples["batched"].append(timings["batched_ms"] / 1e3)
         time.sleep(chance.uniform(0.05, 0.15))
     figures: dict[str, Any] = {"jobs": size.latency_jobs, "max_wait_ms": stack.settings.max_wait_ms}
+    figures["cold_memory_ms"] = cold_memory_ms()
     return figures | {name: latencies(values) for name, values in samples.items()}
 
 

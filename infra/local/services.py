@@ -19,9 +19,16 @@ CHECKOUT = Path(__file__).parents[2]
 REDIS_CONF = CHECKOUT / "infra" / "redis" / "redis.conf"
 SEAWEEDFS_PORTS = ("s3", "s3_grpc", "master", "master_grpc", "volume", "volume_grpc", "filer", "filer_grpc")
 HUB_DOWNLOAD_SECONDS = 3600.0
-ALLOCATOR = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1"}
-"""For API and worker. glibc keeps freed blocks for each thread, and up to eight arenas a core: with hundreds of threads
-memory is torn apart, and grows for tens of thousands of jobs. The images of `infra/docker` set the same."""
+ALLOCATOR = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1",
+    "PYTHONMALLOC": "malloc",
+}
+"""For API and worker, as in the images of `infra/docker`; what each is worth stands in bench/README.md.
+
+glibc keeps freed blocks for each thread, and up to eight arenas a core: with hundreds of threads memory is torn apart,
+and grows for tens of thousands of jobs. In one heap of huge pages, Python's objects among the rest, a processor finds
+again sooner what it has not used for a while.
+"""
 API_STOP_SECONDS = 35.0
 """A little more than gunicorn's `graceful_timeout`."""
 

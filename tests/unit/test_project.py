@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.local import services
 from worker.jobs.settings import ENVIRONMENT_PREFIX, Settings
 
 CHECKOUT = Path(__file__).parents[2]
@@ -34,6 +35,14 @@ def test_tree_is_small_enough_to_travel() -> None:
     told = ", ".join(f"{path.relative_to(CHECKOUT)} {sizes[path] / 2**20:.1f} MiB" for path in largest)
     assert sum(sizes.values()) <= MAX_TREE_BYTES, told
     assert sizes[largest[0]] <= MAX_FILE_BYTES, told
+
+
+def test_images_and_readme_have_the_environment_of_the_local_stack() -> None:
+    """How processes take memory: set in three places, since images know no `infra`."""
+    environment = " ".join(f"{name}={value}" for name, value in services.ALLOCATOR.items())
+    for name in ("api", "worker"):
+        assert f"ENV {environment}\n" in (CHECKOUT / "infra" / "docker" / f"{name}.Dockerfile").read_text("utf-8")
+    assert f"\n{environment}\n" in README
 
 
 def test_readme_names_every_setting_and_no_other() -> None:
