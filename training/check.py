@@ -18,7 +18,7 @@ from bench.accuracy.words import Recogniser, rate_and_error, word_errors, words
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest
 from omnivoice.audio.wav import encode_wav
 from omnivoice.parameters import FRAME_RATE, HOP_LENGTH, SAMPLE_RATE
-from training.codec import mel_filters
+from training.losses import mel_filters
 from training.recipe import SEED, VOICES
 from training.speech import speak, voice_of
 from training.stage import Stage, replacing

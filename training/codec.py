@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,15 @@ from omnivoice.model.codec.config import read_codec_config
 from omnivoice.model.codec.loading import load_network
 from omnivoice.model.codec.network import CodecNetwork, tensor_shapes
 from omnivoice.parameters import HOP_LENGTH, NUM_CODEBOOKS, SAMPLE_RATE
-from training.corpus import Speech, wait_for, write_codes
+from training.corpus import wait_for, write_codes
+from training.losses import SpectralLoss
 from training.recipe import SEED, CodecRecipe, Recipe
 from training.replay import Replay, on_device
 from training.speech import part_paths
 from training.stage import Stage
 
-FFT_SIZES = (2048, 1024, 512, 256, 128, 64)
-MEL_BANDS = (160, 80, 40, 20, 12, 8)
-STFT_WEIGHT = 0.3
-COMMITMENT_WEIGHT = 0.25
-FLOOR = 2e-4
-"""Amplitude under which a difference is not heard."""
+COMMITMENT_WEIGHT, FIT_WEIGHT = 0.25, 0.0
+"""Of what a book's centres leave over in its own space, and of what it leaves over of all (README.md: three trials)."""
 DECAY = 0.98
 DEAD = 0.1
 """Codes whose running average of points a batch falls below this start anew."""
@@ -166,8 +163,8 @@ def quantise(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`hidden` (batch, frames, size) through the first `num_books` (batch,) codebooks; commitment loss and residual.
 
-    The residual is the power that the books leave over, as a share of all, the mean over books. Nothing else makes a
-    book's way in and its way out fit together: without it in the loss, later books add to what is left.
+    The residual is the power that the books leave over, as a share of all, the mean over books. Only the books' ways in
+    and out learn from it: an encoder that did would say little, since that is what leaves little over.
     The centres learn from what they are given here, which is what all books before them leave over, also where later
     ones are not heard; gradients pass a codebook as if it were not there.
     """
@@ -181,49 +178,13 @@ def quantise(
             centres = F.embedding(codes, layer.codebook.embed)
             averages.update(index, layer.codebook.embed, points.flatten(0, 1), codes.flatten(), drawn[index])
         loss = loss + F.mse_loss(points, centres)
-        change = layer.project_out(points + (centres - points).detach())
+        passed = (centres - points).detach()
+        fit = layer.project_out(layer.project_in(left.detach()) + passed)
+        power = power + (left.detach() - fit).square().mean()
+        change = layer.project_out(points + passed)
         left = left - change
-        power = power + left.square().mean()
         result = result + change * (index < num_books)[:, None, None]
     return result, loss / NUM_CODEBOOKS, power / (NUM_CODEBOOKS * hidden.detach().square().mean())
-
-
-class SpectralLoss(nn.Module):
-    """Distance of two waveforms (batch, samples): log-mel at six scales, and log magnitudes of the spectrum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for size, bands in zip(FFT_SIZES, MEL_BANDS, strict=True):
-            self.register_buffer(f"mel{size}", mel_filters(size, bands))
-            self.register_buffer(f"window{size}", torch.hann_window(size))
-
-    def forward(self, found: Tensor, wanted: Tensor) -> Tensor:
-        loss = found.new_zeros(())
-        for size in FFT_SIZES:
-            window, mel = self.get_buffer(f"window{size}"), self.get_buffer(f"mel{size}")
-            both = torch.stft(
-                torch.cat([found, wanted]), size, size // 4, window=window, return_complex=True, pad_mode="constant"
-            )
-            magnitude = (both.real.square() + both.imag.square() + 1e-12).sqrt() * (4 / size)
-            for values, weight in ((mel @ magnitude, 1.0), (magnitude, STFT_WEIGHT)):
-                ours, theirs = values.clamp_min(FLOOR).log().chunk(2)
-                loss = loss + weight * F.l1_loss(ours, theirs) / len(FFT_SIZES)
-        return loss
-
-
-def mel_filters(size: int, bands: int) -> Tensor:
-    """Triangles (bands, size / 2 + 1), evenly spaced on the mel scale, each of sum 1 (a narrow one: one bin)."""
-    top = 2595 * math.log10(1 + SAMPLE_RATE / 2 / 700)
-    edges = 700 * (10 ** (torch.linspace(0, top, bands + 2) / 2595) - 1)
-    bins = torch.linspace(0, SAMPLE_RATE / 2, size // 2 + 1)
-    filters = []
-    for low, high, end in zip(edges, edges[1:], edges[2:], strict=False):
-        rise, fall = (bins - low) / (high - low), (end - bins) / (end - high)
-        triangle = torch.minimum(rise, fall).clamp_min(0)
-        if triangle.sum() == 0:
-            triangle[(bins - high).abs().argmin()] = 1
-        filters.append(triangle / triangle.sum())
-    return torch.stack(filters)
 
 
 def to_semantic(waveform: Tensor, semantic_rate: int) -> Tensor:
@@ -305,7 +266,7 @@ class Trainer:
         hidden, commitment, residual = quantise(network, self.averages, hidden, books, drawn, self._is_first)
         heard = network.acoustic_decoder(network.fc2(hidden).mT)[:, 0]
         spectral = self.loss(heard, clips)
-        (spectral + COMMITMENT_WEIGHT * (commitment + residual)).backward()
+        (spectral + COMMITMENT_WEIGHT * commitment + FIT_WEIGHT * residual).backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         self.optimizer.step()
         return torch.stack([spectral, commitment, residual]).detach()
@@ -325,18 +286,27 @@ def write_codec(folder: Path, network: CodecNetwork, averages: Averages) -> None
     save_file({name: tensor.half().contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
 
 
+def read_speech(paths: Sequence[Path], device: torch.device) -> tuple[Tensor, NDArray[np.int32]]:
+    """All utterances of these parts end to end, int16 on the device, and their table.
+
+    Each part goes there on its own: the host would take minutes to lay out memory for hours of speech.
+    """
+    parts = [np.load(path) for path in paths]
+    samples = torch.cat([torch.from_numpy(part["samples"]).to(device) for part in parts])
+    return samples, np.concatenate([part["table"] for part in parts])
+
+
 @torch.inference_mode()
-def encode(network: CodecNetwork, speech: Speech, device: torch.device) -> NDArray[np.int16]:
-    """Codes (frames of all, 8) of every utterance on its own, those of one length together."""
-    frames = speech.table[:, 2]
+def encode(network: CodecNetwork, samples: Tensor, frames: NDArray[np.int32]) -> NDArray[np.int16]:
+    """Codes (frames of all, 8) of every utterance in `samples` on its own, those of one length together."""
     starts = np.concatenate([[0], np.cumsum(frames, dtype=np.int64)])
     codes = np.empty((int(starts[-1]), NUM_CODEBOOKS), dtype=np.int16)
     for length in np.unique(frames):
         alike = np.flatnonzero(frames == length)
+        span = torch.arange(length * HOP_LENGTH, device=samples.device)
         for chosen in np.array_split(alike, -(-len(alike) * length // ENCODE_FRAMES)):
             begins = starts[chosen]
-            clips = np.stack([speech.samples[at * HOP_LENGTH : (at + length) * HOP_LENGTH] for at in begins])
-            waveform = torch.from_numpy(clips).to(device).float() / 2**15
+            waveform = samples[torch.from_numpy(begins * HOP_LENGTH).to(span.device)[:, None] + span].float() / 2**15
             found = network.encode(waveform, to_semantic(waveform, network.semantic_sample_rate))
             codes[begins[:, None] + np.arange(length)] = found.mT.cpu().numpy()
     return codes
@@ -356,7 +326,7 @@ def run(stage: Stage, recipe: Recipe, device: torch.device) -> bool:
     if first < recipe.codec.steps:
         if not wait_for(paths[: recipe.codec.num_parts], stage):
             return False
-        trainer.samples = torch.from_numpy(Speech.read(paths[: recipe.codec.num_parts]).samples).to(device)
+        trainer.samples, _ = read_speech(paths[: recipe.codec.num_parts], device)
         if not stage.train(recipe.codec.steps, first, trainer.step, trainer.state):
             return False
     write_codec(folder, trainer.network, trainer.averages)
@@ -364,9 +334,9 @@ def run(stage: Stage, recipe: Recipe, device: torch.device) -> bool:
         return False
     torch.backends.cuda.matmul.allow_tf32 = False
     with torch.backends.cudnn.flags(benchmark=False, allow_tf32=False):
-        speech = Speech.read(paths)
+        samples, table = read_speech(paths, device)
         # With the rounded weights, as whoever loads the checkpoint has them.
-        codes = encode(load_network(folder, device, torch.float32), speech, device)
-    write_codes(stage.work / "codes.npz", codes, speech.table)
-    stage.log(utterances=len(speech.table), hours=round(len(codes) / 25 / 3600, 3))
+        codes = encode(load_network(folder, device, torch.float32), samples, table[:, 2])
+    write_codes(stage.work / "codes.npz", codes, table)
+    stage.log(utterances=len(table), hours=round(len(codes) / 25 / 3600, 3))
     return True

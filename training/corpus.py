@@ -16,19 +16,6 @@ from training.text import Line, read_lines
 POLL_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Speech:
-    """`samples` int16, utterances end to end; `table` has (line, voice, frames, voiced frames) of each."""
-
-    samples: NDArray[np.int16]
-    table: NDArray[np.int32]
-
-    @classmethod
-    def read(cls, paths: Sequence[Path]) -> Speech:
-        parts = [np.load(path) for path in paths]
-        return cls(np.concatenate([part["samples"] for part in parts]), np.concatenate([p["table"] for p in parts]))
-
-
 def wait_for(paths: Sequence[Path], stage: Stage) -> bool:
     """Wait until all parts exist (the speech may be in the making beside us); False where time runs out first."""
     while not all(path.exists() for path in paths):

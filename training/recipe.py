@@ -100,7 +100,7 @@ FULL = Recipe(
     voices_per_line=1,
     part_lines=500,
     codec=CodecRecipe(
-        encoder_hidden=8, decoder_hidden=256, hidden=64, codebook_dim=12, steps=6_000, batch=64, num_parts=14
+        encoder_hidden=8, decoder_hidden=256, hidden=64, codebook_dim=12, steps=7_500, batch=64, num_parts=14
     ),
     generator=GeneratorRecipe(
         hidden=192,

@@ -21,7 +21,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from omnivoice.audio.resample import resample
 from omnivoice.parameters import FRAME_RATE, HOP_LENGTH, REFERENCE_RMS, SAMPLE_RATE
 from omnivoice.text import estimate_frames
 from training.recipe import SEED, VOICES, Recipe
@@ -89,7 +88,18 @@ class FliteVoice:
         rate = int(content.sample_rate)
         self._flite.delete_wave(wave)
         loud = np.flatnonzero(np.abs(samples) > SILENT)
-        return resample(samples[loud[0] : loud[-1] + 1] if len(loud) else samples, rate, SAMPLE_RATE)
+        return resampled(samples[loud[0] : loud[-1] + 1] if len(loud) else samples, rate)
+
+
+def resampled(samples: NDArray[np.floating], rate: int) -> NDArray[np.float32]:
+    """`samples` (n,) at `rate` → at 24 kHz, with nothing above what was there: the spectrum goes on in zeros.
+
+    The short filter of the engine's own resampling lets a mirror image pass, 20 dB below what flite says near 7 kHz.
+    """
+    frames = len(samples) * FRAME_RATE // rate + 2  # the second, of silence: the spectrum's end is its beginning
+    spectrum = np.fft.rfft(samples, frames * rate // FRAME_RATE)
+    finer = np.fft.irfft(spectrum, frames * HOP_LENGTH) * (SAMPLE_RATE / rate)
+    return finer[: len(samples) * SAMPLE_RATE // rate].astype(np.float32)
 
 
 def _load(folder: Path, name: str) -> ctypes.CDLL:

@@ -19,14 +19,15 @@ from omnivoice.parameters import HOP_LENGTH, SAMPLE_RATE
 from omnivoice.text import estimate_frames
 from training.__main__ import GO_ON, main
 from training.check import is_sentence, median_pitch
-from training.codec import Averages, mel_filters, new_network, quantise, to_semantic, write_codec, write_configs
+from training.codec import Averages, new_network, quantise, to_semantic, write_codec, write_configs
 from training.corpus import Corpus
 from training.documents import IGNORED, MASK, Documents, pack
 from training.export import TooLarge
 from training.export import run as export
 from training.generator import new_weights, orthogonal, write_config
+from training.losses import mel_filters
 from training.recipe import FULL, TINY, VOICES, Phase
-from training.speech import FliteVoice, ToneVoice, gather_libraries, speak
+from training.speech import FliteVoice, ToneVoice, gather_libraries, resampled, speak
 from training.stage import Stage
 from training.text import Line, make_lines, read_lines, templates, wordnet_sentences, write_lines
 
@@ -264,6 +265,16 @@ def test_quantising_in_training_is_the_engine_s(work: Path) -> None:
     found, *_ = quantise(network, averages, hidden, books, drawn, is_first=False)
     assert torch.allclose(found[0], wanted[0], atol=1e-4)
     assert torch.allclose(found[1], first_three, atol=1e-4)
+
+
+def test_a_voice_s_top_octave_has_no_mirror_image() -> None:
+    time = np.arange(16_000) / 16_000
+    tone = (np.sin(2 * np.pi * 7_000 * time) * np.hanning(16_000)).astype(np.float32)
+    finer = resampled(tone, 16_000)
+    assert len(finer) == 24_000
+    power = np.square(np.abs(np.fft.rfft(finer)))  # a bin a hertz
+    assert power[6_900:7_100].sum() > 0.999 * power.sum()
+    assert power[8_000:].sum() < 1e-8 * power.sum()
 
 
 def test_resampling_in_torch_is_the_engine_s() -> None:

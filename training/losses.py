@@ -1,0 +1,56 @@
+"""How far apart two sounds are, for the codec to learn from."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from omnivoice.parameters import SAMPLE_RATE
+
+FFT_SIZES = (2048, 1024, 512, 256, 128, 64)
+MEL_BANDS = (160, 80, 40, 20, 12, 8)
+STFT_WEIGHT = 0.3
+FLOOR = 5e-5
+"""Amplitude under which a difference hardly counts: quiet consonants are above it (at four times as much, a teacher
+whose quieter bins were set to zero had 12.9% of words wrong instead of 10.8%)."""
+
+
+class SpectralLoss(nn.Module):
+    """Distance of two waveforms (batch, samples): log-mel at six scales, and log magnitudes of the spectrum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for size, bands in zip(FFT_SIZES, MEL_BANDS, strict=True):
+            self.register_buffer(f"mel{size}", mel_filters(size, bands))
+            self.register_buffer(f"window{size}", torch.hann_window(size))
+
+    def forward(self, found: Tensor, wanted: Tensor) -> Tensor:
+        loss = found.new_zeros(())
+        for size in FFT_SIZES:
+            window, mel = self.get_buffer(f"window{size}"), self.get_buffer(f"mel{size}")
+            both = torch.stft(
+                torch.cat([found, wanted]), size, size // 4, window=window, return_complex=True, pad_mode="constant"
+            )
+            magnitude = (both.real.square() + both.imag.square() + 1e-12).sqrt() * (4 / size)
+            for values, weight in ((mel @ magnitude, 1.0), (magnitude, STFT_WEIGHT)):
+                ours, theirs = (values + FLOOR).log().chunk(2)
+                loss = loss + weight * F.l1_loss(ours, theirs) / len(FFT_SIZES)
+        return loss
+
+
+def mel_filters(size: int, bands: int) -> Tensor:
+    """Triangles (bands, size / 2 + 1), evenly spaced on the mel scale, each of sum 1 (a narrow one: one bin)."""
+    top = 2595 * math.log10(1 + SAMPLE_RATE / 2 / 700)
+    edges = 700 * (10 ** (torch.linspace(0, top, bands + 2) / 2595) - 1)
+    bins = torch.linspace(0, SAMPLE_RATE / 2, size // 2 + 1)
+    filters = []
+    for low, high, end in zip(edges, edges[1:], edges[2:], strict=False):
+        rise, fall = (bins - low) / (high - low), (end - bins) / (end - high)
+        triangle = torch.minimum(rise, fall).clamp_min(0)
+        if triangle.sum() == 0:
+            triangle[(bins - high).abs().argmin()] = 1
+        filters.append(triangle / triangle.sum())
+    return torch.stack(filters)
