@@ -19,6 +19,9 @@ CONNECT_TIMEOUT_SECONDS = 3.0
 HEALTH_CHECK_SECONDS = 5
 PROBE_SECONDS = 2.0
 MAX_TIMEOUTS = 2
+MAX_CONNECTIONS = 2**31
+"""None, that is: threads bound them. redis-py's own bound is 100, and fails the call that would need one more: API and
+worker have 128 threads by default, which all may ask at once."""
 
 T = TypeVar("T")
 
@@ -69,7 +72,7 @@ def connect_to_probe(settings: Settings) -> Redis:
 def _client(settings: Settings, retry: Retry, patience: dict[str, Any]) -> Redis:
     """`patience` goes before the usual timeouts, those of Sentinels included."""
     network = over_a_network() | patience
-    options: dict[str, Any] = {"decode_responses": True, "retry": retry}
+    options: dict[str, Any] = {"decode_responses": True, "retry": retry, "max_connections": MAX_CONNECTIONS}
     if url := SentinelUrl.parse(settings.redis_url):
         options |= {"db": url.db, "username": url.username, "password": url.password, **network}
         sentinels: Any = Sentinel  # it has no types
@@ -94,4 +97,4 @@ def over_a_network() -> dict[str, Any]:
 
 def sentinel_options() -> dict[str, Any]:
     """Options of a connection to a Sentinel. Each is asked once, then the next; `PatientRetry` asks all again."""
-    return {**over_a_network(), "retry": Retry(NoBackoff(), retries=0)}
+    return {**over_a_network(), "retry": Retry(NoBackoff(), retries=0), "max_connections": MAX_CONNECTIONS}
