@@ -115,7 +115,7 @@ end
 local function requeue(key, job, due_ms)
   redis.call('HINCRBY', key, 'token', 1)
   redis.call('HSET', key, 'status', 'queued')
-  redis.call('HDEL', key, 'lease_ms', 'nonce', 'worker', 'counted', 'started_ms')
+  redis.call('HDEL', key, 'lease_ms', 'nonce', 'worker', 'counted')
   redis.call('ZREM', leases_key(job.queue), job.id)
   redis.call('ZADD', due_key(job.queue), look_at(job, due_ms), job.id)
 end
