@@ -10,9 +10,9 @@ import http
 import logging
 from collections.abc import Iterable, Mapping
 
-from flask import Flask, Response
+from flask import Flask, Response, request
 from pydantic import BaseModel, ConfigDict, Field
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.wrappers import Response as AnyResponse
 
 from omnivoice.errors import InvalidRequest
@@ -25,7 +25,7 @@ RETRY_AFTER_OUTAGE_SECONDS = 5
 _log = logging.getLogger(__name__)
 
 MAX_NAME_CHARS = 64
-"""An unknown field's name is repeated in the answer up to this length."""
+"""What a client calls things (an unknown field, a path) is repeated in the answer up to this length."""
 MAX_ERRORS = 20
 
 
@@ -97,7 +97,15 @@ def _from_http(error: HTTPException) -> ProblemError:
     """Flask's and Werkzeug's own errors; their extra headers (Allow, Retry-After) stay."""
     headers = {k: v for k, v in error.get_headers() if k.lower() not in ("content-type", "content-length")}
     status = error.code or 500
-    return ProblemError(status, error.description or http.HTTPStatus(status).phrase, headers=headers)
+    path, method = request.path[:MAX_NAME_CHARS], request.method[:MAX_NAME_CHARS]
+    match error:
+        case NotFound():
+            detail = f"there is no {path}; /openapi.json tells what there is"
+        case MethodNotAllowed(valid_methods=allowed):
+            detail = f"{method} is not allowed for {path}; allowed: {', '.join(sorted(allowed or ()))}"
+        case _:
+            detail = error.description or http.HTTPStatus(status).phrase
+    return ProblemError(status, detail, headers=headers)
 
 
 def _outage(detail: str, kind: str) -> ProblemError:

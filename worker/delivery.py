@@ -22,6 +22,7 @@ from worker.jobs import names
 from worker.jobs.errors import QueueUnavailable, StorageError
 from worker.jobs.ledger import Claim, Hold, Ledger
 from worker.jobs.models import JobResult, Timings
+from worker.jobs.outages import Outage
 from worker.jobs.storage import ObjectStore
 from worker.leases import Lease
 from worker.patience import keep_trying
@@ -53,6 +54,7 @@ class Delivery:
         self._store = store
         self._lease_seconds = lease_seconds
         self._is_draining = is_draining
+        self._outage = Outage(logger, "upload")
 
     def deliver(self, lease: Lease, outcome: Synthesized, claimed_at: float) -> bool:
         """Whether the job has succeeded by this copy. `claimed_at` is monotonic seconds.
@@ -65,12 +67,7 @@ class Delivery:
         if lease.state is Hold.LOST:
             return False
         began = time.monotonic()
-        with metrics.upload(len(file.data)):
-            keep_trying(
-                lambda: self._store.put(file.key, file.data, file.content_type, file.sha256),
-                lambda error: self._may_wait(lease, error),
-                UPLOAD_PATIENCE_LEASES * self._lease_seconds,
-            )
+        self._upload(lease, file)
         uploaded_ms = (time.monotonic() - began) * 1_000
         logger.info("uploaded", extra={"bytes": len(file.data), "ms": round(uploaded_ms, 1)})
         result = JobResult(
@@ -95,13 +92,26 @@ class Delivery:
             metrics.job_succeeded(result)
         return is_delivered
 
+    def _upload(self, lease: Lease, file: _File) -> None:
+        try:
+            with metrics.upload(len(file.data)):
+                keep_trying(
+                    lambda: self._store.put(file.key, file.data, file.content_type, file.sha256),
+                    lambda error: self._may_wait(lease, error),
+                    UPLOAD_PATIENCE_LEASES * self._lease_seconds,
+                )
+        except StorageError:
+            self._outage.gives_up(lease.claim.id)
+            raise
+        self._outage.succeeded(lease.claim.id)
+
     def _may_wait(self, lease: Lease, error: Exception) -> bool:
         metrics.UPLOAD_FAILURES.inc()
         may_wait = (
             isinstance(error, StorageError) and error.retryable and lease.state is Hold.HELD and not self._is_draining()
         )
         if may_wait:
-            logger.warning("upload waits: %s", error, extra={"job": lease.claim.id})
+            self._outage.waits(lease.claim.id, error)
         return may_wait
 
     def _withdraw(self, claim: Claim, key: str) -> bool:

@@ -18,7 +18,7 @@ from infra.local.environment import DEMO_CHECKPOINT
 from infra.local.errors import LocalError
 from infra.local.interruption import Interrupted, hold_back_signals, interruptible
 from infra.local.services import CHECKOUT
-from infra.local.stack import Stack, differing
+from infra.local.stack import Stack, condition, differing
 from infra.local.state import State, locked
 
 FAILED_STATUS = 2
@@ -87,8 +87,7 @@ def _status(state: State) -> int:
     if not state.records:
         _say("nothing runs here; start it with `make up`")
     for record in state.records.values():
-        what = f"runs as process {record.process.pid}" if record.is_running else "has ended"
-        _say(f"{record.name:<8} {record.address}   {what}; log: {state.log(record.name)}")
+        _say(f"{record.name:<8} {record.address}   {condition(record)}; log: {state.log(record.name)}")
     return 0
 
 

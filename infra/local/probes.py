@@ -1,4 +1,4 @@
-"""Whether a service answers yet: each probe is a question that the service's clients will ask too."""
+"""Whether a service answers, yet or still: each probe is a question that the service's clients will ask too."""
 
 from __future__ import annotations
 
@@ -9,14 +9,40 @@ import httpx
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.backoff import NoBackoff
+from redis.exceptions import BusyLoadingError, RedisError
+from redis.retry import Retry
 
 from infra.local.credentials import read_identities
 from infra.local.logs import Log
 from worker.jobs.settings import Settings
 
 TIMEOUT_SECONDS = 5.0
+PATIENCE_SECONDS = 2.0
+"""With a service that was ready once."""
 WORKER_READY = '"event": "ready as '
+
+
+def answers(address: str) -> bool:
+    """Whether the server at a URL says anything, be it that it will not: a process that is stopped or hangs does not.
+
+    True for an address that is no URL, which is nobody's to ask.
+    """
+    if address.startswith("http://"):
+        try:
+            httpx.get(address, timeout=PATIENCE_SECONDS, trust_env=False)
+        except httpx.HTTPError:
+            return False
+    if address.startswith("redis://"):
+        patience = {"socket_timeout": PATIENCE_SECONDS, "socket_connect_timeout": PATIENCE_SECONDS}
+        try:
+            with Redis.from_url(address, retry=Retry(NoBackoff(), retries=0), **patience) as client:
+                client.ping()
+        except BusyLoadingError:
+            return True
+        except (RedisError, OSError):
+            return False
+    return True
 
 
 def redis_answers(url: str) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from infra.local import checks, ports, processes, services
+from infra.local import checks, ports, probes, processes, services
 from infra.local import environment as environments
 from infra.local.credentials import ensure_identities
 from infra.local.environment import Wanted
@@ -51,6 +51,7 @@ class Stack:
         """
         try:
             backends, fronts = self._plan()
+            self._check_those_that_run([*backends, *fronts])
             self._stop_changed([*backends, *fronts])
             with interruptible():
                 self._start(backends)
@@ -150,16 +151,25 @@ class Stack:
             where = f"{settings.api_host}:{settings.api_port}"
             raise LocalError(f"{where} is taken by another program; choose a port with OMNIVOICE_API_PORT")
 
+    def _check_those_that_run(self, wanted: list[Service]) -> None:
+        """Raises `LocalError` for one that is to go on as it is, but does not answer."""
+        for service, record in self._running(wanted):
+            if not changed(service, record) and not probes.answers(record.address):
+                raise LocalError(
+                    f"{service.name} runs as process {record.process.pid} but does not answer at {record.address}"
+                    f" (log: {self._state.log(service.name)}); `make down` ends it"
+                )
+
     def _stop_changed(self, wanted: list[Service]) -> None:
         """Stop what runs with other settings than are wanted now."""
-        for service in wanted:
-            record = self._state.records.get(service.name)
-            if record is None or not record.is_running:
-                continue
-            now = _digests(service)
-            if changed := sorted(name for name in now | record.settings if now.get(name) != record.settings.get(name)):
-                self._say(f"{service.name}: is restarted, its settings have changed: {', '.join(changed)}")
+        for service, record in self._running(wanted):
+            if names := changed(service, record):
+                self._say(f"{service.name}: is restarted, its settings have changed: {', '.join(names)}")
                 self._stop(record)
+
+    def _running(self, wanted: list[Service]) -> list[tuple[Service, Record]]:
+        records = self._state.records
+        return [(service, records[service.name]) for service in wanted if self._state.is_running(service.name)]
 
     def _start(self, wanted: list[Service]) -> None:
         """Start all of them together, then wait for each."""
@@ -241,6 +251,20 @@ class Stack:
             else:  # interrupted between its start and its record
                 child.kill()
                 child.wait()
+
+
+def condition(record: Record) -> str:
+    """What has become of a service, for whoever asks. A process that is there may still not answer."""
+    if not record.is_running:
+        return "has ended"
+    silent = "" if probes.answers(record.address) else " but does not answer"
+    return f"runs as process {record.process.pid}{silent}"
+
+
+def changed(service: Service, record: Record) -> list[str]:
+    """Names of the settings, the command among them, with which the service does not run."""
+    now = _digests(service)
+    return sorted(name for name in now | record.settings if now.get(name) != record.settings.get(name))
 
 
 def differing(record: Record, environ: Mapping[str, str]) -> list[str]:

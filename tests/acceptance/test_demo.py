@@ -158,6 +158,7 @@ def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalSt
         assert {name for name in now if now[name] != running[name]} == {"api", "worker"}
 
         assert_what_cannot_work_is_refused_and_the_stack_left_alone(stack)
+        assert_silent_services_are_told_of(stack)
 
         down = stack.run("down")
         assert down.returncode == 0, down.stderr
@@ -358,6 +359,24 @@ def assert_what_cannot_work_is_refused_and_the_stack_left_alone(stack: LocalStac
     assert all(process.is_running for process in running.values())
     address = stack.address("api")
     assert httpx.get(f"{address}/readyz", trust_env=False).status_code == 200
+
+
+def assert_silent_services_are_told_of(stack: LocalStack) -> None:
+    """A process that is there, but does not answer: no service that runs."""
+    settings = {"OMNIVOICE_SYNTHESIZER": "tone", "OMNIVOICE_MAX_WAIT_MS": "10"}
+    running = stack.processes("stack")
+    for silent, other in (("redis", "s3"), ("s3", "redis")):
+        process_id = running[silent].pid
+        os.kill(process_id, signal.SIGSTOP)
+        try:
+            status = stack.run("status").stdout
+            if silent == "redis":
+                assert_refused(stack.run("up", **settings), f"redis runs as process {process_id} but does not answer")
+        finally:
+            os.kill(process_id, signal.SIGCONT)
+        assert f"runs as process {process_id} but does not answer;" in status
+        assert f"runs as process {running[other].pid};" in status
+    assert stack.processes("stack") == running
 
 
 def assert_refused(result: subprocess.CompletedProcess[str], reason: str) -> str:

@@ -193,14 +193,20 @@ def test_ready_again_when_redis_is_back(settings: Settings, tmp_path: Path) -> N
 
 def test_unknown_path(open_client: FlaskClient) -> None:
     for path in ("/none", "/v1/none", "/v1/jobs/", "/v1//jobs", "/static/x"):
-        assert_problem(open_client.get(path), 404)
+        problem = assert_problem(open_client.get(path), 404)
+        assert problem["detail"] == f"there is no {path}; /openapi.json tells what there is"
+    long = "/v1/" + "x" * 5_000
+    assert len(assert_problem(open_client.get(long), 404)["detail"]) < 200
 
 
 def test_wrong_method_names_the_right_ones(open_client: FlaskClient) -> None:
     answer = open_client.put("/v1/jobs")
-    assert_problem(answer, 405)
+    problem = assert_problem(answer, 405)
+    assert problem["detail"] == "PUT is not allowed for /v1/jobs; allowed: OPTIONS, POST"
     assert "POST" in answer.headers["Allow"]
-    assert_problem(open_client.post("/livez"), 405)
+    for path, allowed in (("/livez", "GET, HEAD, OPTIONS"), ("/v1/jobs/job_1", "DELETE, GET, HEAD, OPTIONS")):
+        problem = assert_problem(open_client.post(path), 405)
+        assert problem["detail"] == f"POST is not allowed for {path}; allowed: {allowed}"
 
 
 def test_a_fault_of_ours_is_told_and_logged_without_the_text(

@@ -142,10 +142,26 @@ def test_a_job_that_never_ends_is_poison_after_max_attempts(ledger: Ledger, redi
     for attempt in range(redis_settings.max_attempts):
         claim = running(ledger, job_id)
         assert claim.attempts == attempt
+        started_at = ledger.get(job_id).started_at
         let_lapse(ledger, claim)
     assert ledger.claim(job_id, "worker") == Refusal(job_id, RefusalReason.POISON)
     ended = ledger.get(job_id)
+    assert ended.started_at == started_at > ended.created_at, "that of its last start"
     assert (ended.status, ended.error.type, ended.attempts) == (Status.FAILED, "poison", redis_settings.max_attempts)
+
+
+def test_an_ended_job_tells_its_last_start_if_an_attempt_counts(ledger: Ledger) -> None:
+    retried, released, paused = (running(ledger, submitted(ledger)) for _ in range(3))
+    started_at = ledger.get(retried.id).started_at
+    assert ledger.retry(retried, 60)
+    ledger.release([released])
+    assert ledger.pause(paused)
+    for claim in (retried, released, paused):
+        assert ledger.get(claim.id).started_at is None, "it waits"
+        assert ledger.cancel(claim.id) is CancelOutcome.CANCELLED
+    ended = [ledger.get(claim.id) for claim in (retried, released, paused)]
+    assert [record.attempts for record in ended] == [1, 0, 0]
+    assert [record.started_at for record in ended] == [started_at, None, None]
 
 
 def test_jobs_that_only_waited_are_not_burnt(ledger: Ledger, redis_settings: Settings) -> None:

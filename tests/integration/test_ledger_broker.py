@@ -218,7 +218,7 @@ def test_overdue_looks_at_no_more_than_its_limit(ledger: Ledger, redis_client: R
 def submitted_before(ledger: Ledger, redis_client: Redis, prefix: str, age_ms: int) -> str:
     """A job announced `age_ms` ago, so that the order of several does not hang on the clock's steps."""
     job_id = submitted(ledger)
-    redis_client.hincrby(names.job_key(prefix, job_id), "announced_ms", -age_ms)
+    redis_client.hincrbyfloat(names.job_key(prefix, job_id), "announced_ms", -age_ms)
     return job_id
 
 

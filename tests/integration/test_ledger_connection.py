@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
 from job_examples import FAILURE, claimed, new_job, result_of, running, submitted
 from redis import Redis
-from servers import SwallowingProxy
+from servers import SwallowingProxy, wait_until
 
+from worker.jobs.connection import connect
 from worker.jobs.ledger import CancelOutcome, Hold, Ledger
 from worker.jobs.models import Status
 from worker.jobs.settings import Settings
@@ -115,3 +117,20 @@ def test_scripts_are_loaded_again_after_a_restart(ledger: Ledger, redis_client: 
     assert ledger.start([claim]) == [True]
     redis_client.script_flush()
     assert ledger.complete(claim, result_of(claim))
+
+
+def test_as_many_threads_as_there_are_may_wait_for_redis_at_once(
+    redis_client: Redis, redis_settings: Settings, prefix: str
+) -> None:
+    """All threads of an API that has just started, for example: none is refused for want of a connection."""
+    num_threads = 160
+    with connect(redis_settings) as shared, ThreadPoolExecutor(num_threads) as pool:
+        waiting = [pool.submit(shared.blpop, [f"{prefix}:list"], timeout=4) for _ in range(num_threads)]
+
+        def all_wait_or_one_failed() -> bool:
+            has_failed = any(future.done() and future.exception() for future in waiting)
+            return has_failed or redis_client.info("clients")["blocked_clients"] >= num_threads
+
+        wait_until(all_wait_or_one_failed, what="a connection for each thread")
+        redis_client.rpush(f"{prefix}:list", *range(num_threads))
+        assert sorted(int(future.result()[1]) for future in waiting) == list(range(num_threads))

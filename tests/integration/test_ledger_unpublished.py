@@ -202,6 +202,39 @@ def test_that_one_was_claimed_out_of_turn_says_nothing_of_the_others(broker: Bro
     assert broker.ledger.overdue() == []
 
 
+def test_none_that_waits_its_turn_counts_as_announced_again(redis_client: Redis, patient: Settings) -> None:
+    """However many came in one millisecond, within the bound and beyond it."""
+    broker = Broker(redis_client, patient.model_copy(update={"max_published": 40}))
+    for _ in range(60):
+        broker.ledger.submit(new_job(), announces=True)
+    for _ in range(59):
+        broker.work()
+        broker.let_all_be_due()
+        assert broker.ledger.overdue() == []
+    assert broker.ledger.stats()[Queue.INTERACTIVE].announced == 0
+
+
+def test_of_those_that_were_put_first_none_is_lost_because_another_was_taken(
+    redis_client: Redis, patient: Settings
+) -> None:
+    """The last put is the first taken: only a message from behind all of them tells that they are gone."""
+    broker = Broker(redis_client, patient.model_copy(update={"max_published": 10}))
+    ids = [broker.submit() for _ in range(5)]
+    claims = [running(broker.ledger, broker.take()) for _ in range(3)]
+    broker.ledger.release(claims, announces=True)
+    for claim in claims:
+        broker.redis.hincrby(names.job_key(broker.settings.redis_prefix, claim.id), "first_ms", -1)  # not in this one
+        broker.redis.rpush(names.message_list_key(broker.settings.redis_prefix, "interactive"), claim.id)
+    assert broker.work() == ids[2]
+    broker.let_all_be_due()
+    assert broker.ledger.overdue() == []
+    assert {broker.take(), broker.take()} == {*ids[:2]}  # and their worker dies
+    assert broker.work() == ids[3]
+    broker.let_all_be_due()
+    assert {job_id for job_id, _ in broker.ledger.overdue()} == {*ids[:2]}
+    assert broker.ledger.stats()[Queue.INTERACTIVE].announced == 2
+
+
 def test_a_revived_job_takes_its_place_behind_the_others(broker: Broker, redis_client: Redis) -> None:
     failed = broker.submit()
     assert broker.ledger.end(running(broker.ledger, broker.take()), Status.FAILED, FAILURE)

@@ -98,6 +98,25 @@ def test_a_redis_that_freezes_for_forty_seconds(
         assert worker.process.poll() is None
 
 
+def test_who_asks_for_readiness_is_told_of_a_frozen_redis_in_time(desk: Desk, own_redis: Redis) -> None:
+    """Before a load balancer gives its probe up; and each time, with connections in the pool or without."""
+    client = build_app(desk.settings).test_client()
+    assert client.get("/readyz").status_code == 200
+    process_id = int(own_redis.info("server")["process_id"])
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        for _ in range(2):
+            began = time.monotonic()
+            assert_problem(client.get("/readyz"), 503, "redis")
+            assert time.monotonic() - began < connection.PROBE_SECONDS + 1
+        began = time.monotonic()
+        assert client.get("/livez").status_code == 200
+        assert time.monotonic() - began < 1
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+    assert client.get("/readyz").status_code == 200
+
+
 @pytest.mark.parametrize("how", ["reset", "half-open"])
 def test_connections_that_break_or_go_silent(
     how: str, desk: Desk, own_redis: Redis, promises: Promises, environment: dict[str, str], tmp_path: Path

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from gate import gate_to
-from servers import S3Server, wait_until
+from metrics import value
+from servers import S3Server, free_ports, wait_until
 from soak.proxy import Proxy
 from workers import Desk, assert_speaks, run_worker
 
@@ -37,18 +39,26 @@ def test_finished_audio_waits_for_the_store(
 ) -> None:
     with gate_to(port_of(s3.endpoint)) as gate:
         endpoint = f"http://127.0.0.1:{gate.port}"
-        with run_worker(environment, tmp_path / "worker.log", s3_endpoint=endpoint, lease_seconds=3) as worker:
+        [port] = free_ports(1)
+        settings = {"s3_endpoint": endpoint, "lease_seconds": 3, "worker_metrics_port": port}
+        with run_worker(environment, tmp_path / "worker.log", **settings) as worker:
             gate.close()
-            ids = [desk.submit(f"Upload {index} later.") for index in range(3)]
+            ids = [desk.submit(f"Upload {index} later.") for index in range(8)]
             for job_id in ids:
                 desk.wait_for(job_id, Status.RUNNING)
             # Longer than boto3's own retries take, so that the worker's patience is what carries the jobs over.
-            wait_until(lambda: worker.has_logged("upload waits"), 20, "a failed upload")
+            wait_until(lambda: num_failed_uploads(port) >= 4, 20, "failed uploads")
             gate.open()
             records = desk.wait_ended(ids)
+            told = [line for line in worker.lines() if "waits" in str(line["event"])]
+    assert [line["level"] for line in told] == ["warning", "info"], "one line when it begins, one when it is over"
     for index, record in enumerate(records):
         assert record.attempts == 1, "audio that is made must not be made again"
         assert_speaks(desk.audio(record), f"Upload {index} later.")
+
+
+def num_failed_uploads(port: int) -> float:
+    return value(httpx.get(f"http://127.0.0.1:{port}/metrics").text, "omnivoice_upload_failures_total")
 
 
 def test_half_open_connections_to_the_store_hold_jobs_up_for_seconds(

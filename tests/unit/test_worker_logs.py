@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from worker.jobs.outages import Outage
 from worker.log_context import bound, current
 from worker.logs import BrokerOutage, JsonLines, StandardError
 
@@ -79,3 +80,28 @@ def test_celerys_attempts_to_reach_the_broker_are_one_line_of_an_outage() -> Non
     other = logging.makeLogRecord({"msg": "another\nfault"})
     assert BrokerOutage().filter(other)
     assert (other.getMessage(), hasattr(other, "outage")) == ("another\nfault", False)
+
+
+def test_an_outage_is_two_lines_and_over_when_nobody_waits_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage(logging.getLogger("worker.test"), "upload")
+
+    def told() -> list[str]:
+        events = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return events
+
+    with caplog.at_level(logging.INFO, "worker.test"):
+        outage.succeeded("job_0")
+        assert told() == []
+        for job_id in ("job_1", "job_2", "job_3", "job_1"):
+            outage.waits(job_id, OSError("gone"))
+        assert told() == ["upload waits, and others may: gone"]
+        outage.succeeded("job_0")
+        outage.succeeded("job_1")
+        outage.gives_up("job_2")
+        outage.gives_up("job_3")
+        assert told() == [], "that the last of them gave up says nothing of the store"
+        outage.succeeded("job_4")
+        assert [event.split(",")[0] for event in told()] == ["no upload waits any more"]
+        outage.waits("job_5", OSError("gone again"))
+        assert told() == ["upload waits, and others may: gone again"]

@@ -17,7 +17,11 @@ from worker.jobs.settings import Settings
 SOCKET_TIMEOUT_SECONDS = 5.0
 CONNECT_TIMEOUT_SECONDS = 3.0
 HEALTH_CHECK_SECONDS = 5
+PROBE_SECONDS = 2.0
 MAX_TIMEOUTS = 2
+MAX_CONNECTIONS = 2**31
+"""None, that is: threads bound them. redis-py's own bound is 100, and fails the call that would need one more: API and
+worker have 128 threads by default, which all may ask at once."""
 
 T = TypeVar("T")
 
@@ -52,19 +56,33 @@ def connect(settings: Settings) -> Redis:
     Without the timeouts a half-open connection (a firewall that forgot it, a host that vanished) hangs for ever. A
     command is repeated after a lost connection: every script of the ledger may run twice with the effect of once.
     """
-    options: dict[str, Any] = {
-        "decode_responses": True,
-        "retry": PatientRetry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), retries=3),
+    return _client(settings, PatientRetry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), retries=3), {})
+
+
+def connect_to_probe(settings: Settings) -> Redis:
+    """As `connect`, to ask whether Redis answers: it has `PROBE_SECONDS`, and nothing is repeated."""
+    patience = {
+        "socket_timeout": PROBE_SECONDS,
+        "socket_connect_timeout": PROBE_SECONDS,
+        "health_check_interval": 0,
     }
+    return _client(settings, Retry(NoBackoff(), retries=0), patience)
+
+
+def _client(settings: Settings, retry: Retry, patience: dict[str, Any]) -> Redis:
+    """`patience` goes before the usual timeouts, those of Sentinels included."""
+    network = over_a_network() | patience
+    options: dict[str, Any] = {"decode_responses": True, "retry": retry, "max_connections": MAX_CONNECTIONS}
     if url := SentinelUrl.parse(settings.redis_url):
-        options |= {"db": url.db, "username": url.username, "password": url.password, **over_a_network()}
+        options |= {"db": url.db, "username": url.username, "password": url.password, **network}
         sentinels: Any = Sentinel  # it has no types
-        primary: Redis = sentinels(url.sentinels, sentinel_kwargs=sentinel_options()).master_for(url.service, **options)
+        asked: Any = sentinels(url.sentinels, sentinel_kwargs=sentinel_options() | patience)
+        primary: Redis = asked.master_for(url.service, **options)
         return primary
     if settings.redis_url.startswith("unix://"):
-        options |= {"socket_timeout": SOCKET_TIMEOUT_SECONDS, "health_check_interval": HEALTH_CHECK_SECONDS}
+        options |= {name: network[name] for name in ("socket_timeout", "health_check_interval")}
         return Redis.from_url(settings.redis_url, **options)
-    return Redis.from_url(settings.redis_url, **options, **over_a_network())
+    return Redis.from_url(settings.redis_url, **options, **network)
 
 
 def over_a_network() -> dict[str, Any]:
@@ -79,4 +97,4 @@ def over_a_network() -> dict[str, Any]:
 
 def sentinel_options() -> dict[str, Any]:
     """Options of a connection to a Sentinel. Each is asked once, then the next; `PatientRetry` asks all again."""
-    return {**over_a_network(), "retry": Retry(NoBackoff(), retries=0)}
+    return {**over_a_network(), "retry": Retry(NoBackoff(), retries=0), "max_connections": MAX_CONNECTIONS}

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from worker.jobs import names
 from worker.jobs.broker import message_template
-from worker.jobs.connection import connect
+from worker.jobs.connection import connect, connect_to_probe
 from worker.jobs.errors import IdempotencyConflict, QueueFull, QueueUnavailable
 from worker.jobs.models import JobError, JobRequest, JobResult, Queue, Status
 from worker.jobs.records import (
@@ -53,6 +53,7 @@ class Ledger:
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self._redis = redis
+        self._settings = settings
         self._prefix = settings.redis_prefix
         self._max_queue = settings.max_queue
         self._max_published = settings.max_published
@@ -144,9 +145,9 @@ class Ledger:
             return read_stats(self._redis, self._prefix)
 
     def ping(self) -> None:
-        """Return when Redis answers."""
-        with _redis_errors():
-            self._redis.ping()
+        """Return when Redis answers. It has `connection.PROBE_SECONDS`, on a connection made for this."""
+        with _redis_errors(), connect_to_probe(self._settings) as redis:
+            redis.ping()
 
     # -- for workers ---------------------------------------------------------------------------------------------------
 

@@ -219,7 +219,7 @@ class Job(BaseModel):
     status: Status
     queue: Queue
     created_at: datetime
-    started_at: datetime | None = None
+    started_at: datetime | None = Field(None, description="Its last start; null while it waits, and if it never ran")
     finished_at: datetime | None = None
     attempts: int
     cancel_requested: bool = Field(False, description="It runs, and will end as cancelled")

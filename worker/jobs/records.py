@@ -80,6 +80,7 @@ class JobRecord:
     """A job as the ledger holds it. Times are ms since 1970 by Redis's clock.
 
     One that is not `is_published` waits for room among the messages; a claim or a reconciler publishes it.
+    `started_at` is that of its last start; None while it waits, and where no start counts as an attempt.
     """
 
     id: str
@@ -103,6 +104,7 @@ class JobRecord:
     @classmethod
     def from_hash(cls, fields: Mapping[str, str]) -> JobRecord:
         """Read a hash of `SCHEMA` or older. Raises `ValueError` (pydantic's is one) where it is not one."""
+        waits = fields["status"] == Status.QUEUED
         return cls(
             id=fields["id"],
             status=Status(fields["status"]),
@@ -112,7 +114,7 @@ class JobRecord:
             reference_key=fields["reference_key"] or None,
             estimate_seconds=float(fields["estimate_seconds"]),
             created_at=int(fields["created_ms"]),
-            started_at=_optional_int(fields.get("started_ms")),
+            started_at=None if waits or fields["attempts"] == "0" else _optional_int(fields.get("started_ms")),
             finished_at=_optional_int(fields.get("finished_ms")),
             attempts=int(fields["attempts"]),
             cancel_requested="cancel" in fields,

@@ -11,7 +11,7 @@ local job = read(KEYS[1])
 if not job then return {'unknown'} end
 if job.schema > SCHEMA then return {'newer_schema'} end
 
-redis.call('SET', taken_key(job.queue), now)
+if not job.first_ms then redis.call('SET', taken_key(job.queue), now) end
 if is_unpublished(job) then  -- a message came for it all the same: its place in the list is passed over from here on
   if not FINAL[job.status] then redis.call('HSET', KEYS[1], 'announced_ms', now) end
 elseif not job.first_ms and job.announced_ms > tonumber(redis.call('GET', passed_key(job.queue)) or 0) then

@@ -8,6 +8,6 @@ if not job or job.token ~= token or FINAL[job.status] then return 0 end
 if job.counted then
   redis.call('HINCRBY', KEYS[1], 'attempts', -1)
   redis.call('HSET', KEYS[1], 'status', 'queued')
-  redis.call('HDEL', KEYS[1], 'counted', 'started_ms')
+  redis.call('HDEL', KEYS[1], 'counted')
 end
 return 1

@@ -7,6 +7,12 @@ local FINAL = {succeeded = true, failed = true, cancelled = true, expired = true
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)  -- ms; one clock for all machines
 
+-- An announcement's ms with its µs, `nth` of those that a script makes: each has its own, since whether a message was lost
+-- is told from their order.
+local function announcement(nth)
+  return string.format('%.3f', time[1] * 1000 + (time[2] + (nth or 0)) / 1000)
+end
+
 -- Every unfinished job is in one of two sets of its queue: those that wait, scored by the ms at which the reconciler
 -- must look at them, and those that are leased, scored by the end of the lease. Apart, so that a dead worker's jobs are
 -- found at once however long the backlog is.
@@ -54,7 +60,8 @@ local function count(what, queue, number)
   redis.call('HINCRBY', ARGV[1] .. ':totals', what .. ':' .. queue, number or 1)
 end
 
--- When (ms) a worker last took a message of a queue: one that was put first before that and is unclaimed was lost.
+-- When (ms) a worker last took a message of a queue that was not put first: by then all were taken that had been put before
+-- it, and one of these that is unclaimed was lost. That another of them was taken says nothing: the last put is the first.
 local function taken_key(queue)
   return ARGV[1] .. ':taken:' .. queue
 end
@@ -115,7 +122,7 @@ end
 local function requeue(key, job, due_ms)
   redis.call('HINCRBY', key, 'token', 1)
   redis.call('HSET', key, 'status', 'queued')
-  redis.call('HDEL', key, 'lease_ms', 'nonce', 'worker', 'counted', 'started_ms')
+  redis.call('HDEL', key, 'lease_ms', 'nonce', 'worker', 'counted')
   redis.call('ZREM', leases_key(job.queue), job.id)
   redis.call('ZADD', due_key(job.queue), look_at(job, due_ms), job.id)
 end
@@ -138,7 +145,7 @@ local function line_up(key, job, max_published, announce_ms)
     redis.call('LPOP', waiting)
   end
   if redis.call('EXISTS', waiting) == 0 and redis.call('LLEN', messages_key(job.queue)) < max_published then
-    redis.call('HSET', key, 'announced_ms', now)
+    redis.call('HSET', key, 'announced_ms', announcement())
     redis.call('ZADD', due_key(job.queue), look_at(job, now + announce_ms), job.id)
     return true
   end
@@ -165,8 +172,7 @@ local function publish_waiting(queue, message, max_published, announce_ms, limit
     local key = ARGV[1] .. ':job:' .. id
     local job = read(key)
     if may_be_published(job) then
-      -- In µs, each its own: whether a message was lost is told from the order.
-      local announced_ms = string.format('%.3f', time[1] * 1000 + (time[2] + num_published) / 1000)
+      local announced_ms = announcement(num_published)
       if job.schema <= SCHEMA then
         redis.call('HSET', key, 'announced_ms', announced_ms)
         redis.call('ZADD', due_key(queue), look_at(job, now + announce_ms), id)
