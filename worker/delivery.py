@@ -19,13 +19,13 @@ from omnivoice.request import SynthesisResult
 from worker import metrics
 from worker.entry import Synthesized
 from worker.jobs import names
-from worker.jobs.errors import QueueUnavailable, StorageError
+from worker.jobs.errors import StorageError
 from worker.jobs.ledger import Claim, Hold, Ledger
 from worker.jobs.models import JobResult, Timings
 from worker.jobs.outages import Outage
 from worker.jobs.storage import ObjectStore
 from worker.leases import Lease
-from worker.patience import keep_trying
+from worker.patience import keep_trying, outlast_redis
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class _File:
 
 
 class Delivery:
-    """Delivers results. `is_draining` ends the patience with a store that does not answer."""
+    """Delivers results. `is_draining` ends the patience with servers that do not answer."""
 
     def __init__(
         self, ledger: Ledger, store: ObjectStore, lease_seconds: float, is_draining: Callable[[], bool]
@@ -82,9 +82,9 @@ class Delivery:
             timings=_timings(claim, outcome, claimed_at, file.encoded_ms, uploaded_ms),
             batch_size=outcome.batch_size,
         )
-        is_accepted = keep_trying(
+        is_accepted = outlast_redis(
             lambda: self._ledger.complete(claim, result, (*outcome.result.warnings, *file.warnings)),
-            lambda error: isinstance(error, QueueUnavailable),
+            self._is_draining,
             self._lease_seconds,
         )
         is_delivered = is_accepted or self._withdraw(claim, file.key)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from worker.jobs.errors import QueueUnavailable
 
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0
@@ -26,6 +29,21 @@ def keep_trying(call: Callable[[], T], is_worth_it: Callable[[Exception], bool],
         # Jitter, or all tasks of a worker would knock on a recovering server in the same instant.
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def outlast_redis(call: Callable[[], T], is_draining: Callable[[], bool], last_seconds: float) -> T:
+    """The result of `call`, with which a job ends, however long Redis is away: work that is done is not done again.
+
+    A worker that drains gives it `last_seconds`, and raises `QueueUnavailable` then.
+    """
+
+    def is_away(error: Exception) -> bool:
+        return isinstance(error, QueueUnavailable)
+
+    try:
+        return keep_trying(call, lambda error: is_away(error) and not is_draining(), math.inf)
+    except QueueUnavailable:
+        return keep_trying(call, is_away, last_seconds)
 
 
 def backoff_seconds(attempts: int) -> float:

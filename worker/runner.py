@@ -16,7 +16,7 @@ from worker.jobs.ledger import Claim, Hold, Ledger, Refusal
 from worker.jobs.models import JobError, Queue, Status
 from worker.leases import Lease, Leases
 from worker.log_context import bound
-from worker.patience import backoff_seconds, keep_trying
+from worker.patience import backoff_seconds, outlast_redis
 from worker.voices import NotEncoded, Voices
 from worker.window import Candidate
 
@@ -180,10 +180,8 @@ class JobRunner:
         self._end(claim, Status.FAILED, error)
 
     def _end(self, claim: Claim, status: Status, error: JobError | None = None) -> None:
-        is_accepted = keep_trying(
-            lambda: self._ledger.end(claim, status, error),
-            lambda failure: isinstance(failure, QueueUnavailable),
-            self._lease_seconds,
+        is_accepted = outlast_redis(
+            lambda: self._ledger.end(claim, status, error), self._is_draining, self._lease_seconds
         )
         # Refused where the lease is lost, or where a cancel came first: the ledger has then ended the job as cancelled.
         logger.info("ended" if is_accepted else "late copy", extra={"status": status.value})

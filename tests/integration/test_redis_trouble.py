@@ -21,6 +21,7 @@ from workers import Desk, assert_speaks, run_worker
 
 from worker.jobs import connection
 from worker.jobs.models import Status
+from worker.jobs.reconciler import Reconciler
 from worker.jobs.settings import Settings
 
 
@@ -162,6 +163,37 @@ def test_a_redis_killed_and_started_again_with_its_file(
         assert promises.assert_kept(60) == {"succeeded": 8}
         assert worker.process.poll() is None
         assert not worker.has_logged("Redis has lost its data")
+
+
+def test_what_is_done_when_redis_is_back_after_more_than_a_lease_counts(
+    settings: Settings, environment: dict[str, str], s3: S3Server, tmp_path: Path
+) -> None:
+    """No lease could be extended meanwhile: all have lapsed. A reconciler that starts then must not take them away."""
+    folder, lease_seconds = tmp_path / "durable", 1.5
+    folder.mkdir()
+    options = ("--appendonly", "yes", "--appendfsync", "always")
+    with contextlib.ExitStack() as stack:
+        server = contextlib.ExitStack()
+        url = server.enter_context(run_redis(folder, None, *options))
+        stack.callback(server.close)
+        desk = Desk(settings.model_copy(update={"redis_url": url, "lease_seconds": lease_seconds}))
+        stack.callback(desk.close)
+        promises = Promises(desk, s3)
+        limits = {"tone_window_ms": 400, "max_batch_requests": 2, "lease_seconds": lease_seconds, "redis_url": url}
+        program = ("-c", HASTY_WORKER)
+        worker = stack.enter_context(run_worker(environment, tmp_path / "worker.log", program, **limits))
+        ids = [promises.submit("The first."), promises.submit("The second.")]
+        desk.wait_for(ids[0], Status.RUNNING)
+        desk.wait_for(ids[1], Status.RUNNING)
+        server.close()  # by SIGKILL
+        away_since = time.monotonic()
+        wait_until(lambda: [line["event"] for line in worker.lines()].count("uploaded") == 2, 10, "both uploads")
+        wait_until(lambda: time.monotonic() - away_since > 2 * lease_seconds, 10, "all leases to lapse")
+        stack.enter_context(run_redis(folder, desk.redis.connection_pool.connection_kwargs["port"], *options))
+        assert Reconciler(desk.ledger, lambda *_: True, lease_seconds).reconcile() == 0
+        assert promises.assert_kept() == {"succeeded": 2}
+        assert [desk.record(job_id).attempts for job_id in ids] == [1, 1]
+        assert worker.process.poll() is None
 
 
 def test_a_redis_whose_disk_is_full_takes_no_job_and_loses_none(

@@ -217,18 +217,19 @@ class Ledger:
         pairs = () if error is None else ("error", error.model_dump_json())
         return self._finish(claim, status, warnings, *pairs)
 
-    def overdue(self, limit: int = 500) -> list[tuple[str, Queue]]:
+    def overdue(self, limit: int = 500, *, spares_leases: bool = False) -> list[tuple[str, Queue]]:
         """The reconciler's step: jobs to publish again, first in the list, at most `limit` looked at a queue.
 
         Their due time moves on in the same script, so of two reconcilers only one gets a job. Jobs whose lease has
-        lapsed are queued again (a late holder is fenced off), those past `expires_in` end as expired. A job whose
-        message is still in the broker's list is left waiting.
+        lapsed are queued again (a late holder is fenced off), unless it `spares_leases`; those past `expires_in` end as
+        expired. A job whose message is still in the broker's list is left waiting.
         """
+        bounds = (limit, self._lease_ms, self._retention_ms, int(spares_leases))
         found: list[tuple[str, Queue]] = []
         for queue in Queue:
             messages = names.message_list_key(self._prefix, queue.value)
             with _redis_errors():
-                ids = self._scripts.run("overdue", [messages], queue.value, limit, self._lease_ms, self._retention_ms)
+                ids = self._scripts.run("overdue", [messages], queue.value, *bounds)
             found.extend((job_id, queue) for job_id in ids)
         return found
 
@@ -251,6 +252,11 @@ class Ledger:
         with _redis_errors():
             self._redis.set(key, secrets.token_hex(8), nx=True)
             return str(self._redis.get(key))
+
+    def up_seconds(self) -> int:
+        """For how long Redis has been up."""
+        with _redis_errors():
+            return int(self._redis.info("server")["uptime_in_seconds"])
 
     # -- for the sweeper of objects -----------------------------------------------------------------------------------
 

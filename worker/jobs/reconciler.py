@@ -5,12 +5,17 @@ And, behind all others, what waits for room among the messages, should the claim
 Every worker and every API process runs one: jobs expire while no worker is there, too. `Ledger.overdue` moves the due
 time on as it hands out an id, so two of them never publish the same job at once, and a message that gets lost again is
 only a later round's work.
+
+While Redis is away no lease can be extended, and when it is back all may have lapsed, of workers that are well. So none
+is taken away before Redis has been there for a lease.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 
 from worker.jobs.errors import QueueUnavailable
@@ -37,9 +42,11 @@ class Reconciler:
     ) -> None:
         self._ledger = ledger
         self._publish = publish
+        self._lease_seconds = lease_seconds
         self._interval_seconds = lease_seconds / ROUNDS_PER_LEASE
         self._stopped = stopped or threading.Event()
         self._data_name: str | None = None
+        self._last_outage = -math.inf
         self._thread = threading.Thread(target=self._reconcile_for_ever, name="reconciler", daemon=True)
 
     def run(self) -> None:
@@ -54,6 +61,7 @@ class Reconciler:
             try:
                 num_published = self.reconcile()
             except QueueUnavailable as error:
+                self._last_outage = time.monotonic()
                 logger.warning("reconciling failed: %s", error, extra={"outage": "redis"})
             except Exception:
                 # Without this thread a lost message is a lost job.
@@ -63,12 +71,20 @@ class Reconciler:
 
     def reconcile(self) -> int:
         """One round; returns how many ids were published."""
+        began = time.monotonic()
         self._notice_loss()
-        overdue = self._ledger.overdue(MAX_LOOKS_PER_ROUND)
+        if time.monotonic() - began > self._interval_seconds:  # frozen
+            self._last_outage = time.monotonic()
+        overdue = self._ledger.overdue(MAX_LOOKS_PER_ROUND, spares_leases=not self._has_redis_been_there())
         for job_id, queue in reversed(overdue):  # the last to be put first is the first
             if self._publish(job_id, queue):
                 logger.info("published again", extra={"job": job_id})
         return len(overdue) + self._ledger.refill(MAX_LOOKS_PER_ROUND)
+
+    def _has_redis_been_there(self) -> bool:
+        """Whether it has been for a lease, as far as can be seen from here and as it says itself."""
+        seen_seconds = time.monotonic() - self._last_outage
+        return min(seen_seconds, self._ledger.up_seconds()) >= self._lease_seconds
 
     def _notice_loss(self) -> None:
         data_name = self._ledger.data_name()

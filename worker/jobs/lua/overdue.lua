@@ -3,9 +3,10 @@
 -- A waiting job is announced again only when its message was lost: the list is empty, or messages that lay behind it
 -- were taken before it. Otherwise a long backlog would be doubled with every round. What is announced here is to be put
 -- first: it has waited longest.
--- KEYS: the broker's list. ARGV: prefix, queue, limit, announce_ms, retention_ms. Returns ids.
+-- KEYS: the broker's list. ARGV: prefix, queue, limit, announce_ms, retention_ms, spares_leases (1: no lease is taken
+-- away). Returns ids.
 local queue, limit = ARGV[2], tonumber(ARGV[3])
-local announce_ms, retention_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
+local announce_ms, retention_ms, spares_leases = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
 local due, leases = due_key(queue), leases_key(queue)
 local ids = {}
 
@@ -31,7 +32,7 @@ local function each(set, look)
   end
 end
 
-each(leases, function(id, key, job)
+local function lapse(id, key, job)
   count('lapsed', queue)
   if job.cancel then  -- its worker died before it could heed the cancel
     finish(key, job, 'cancelled', retention_ms)
@@ -41,7 +42,9 @@ each(leases, function(id, key, job)
     requeue(key, job, now + announce_ms)
     announce(id, key)
   end
-end)
+end
+
+if not spares_leases then each(leases, lapse) end
 
 local passed = tonumber(redis.call('GET', passed_key(queue)) or 0)
 local taken = tonumber(redis.call('GET', taken_key(queue)) or 0)
