@@ -32,7 +32,7 @@ status: $(LOCAL) ## what of it runs, and where
 doctor: $(LOCAL) ## look at everything that its worker needs, and tell what is wrong
 	@$(BIN)/python -m infra.local doctor
 
-jobs: $(LOCAL) ## its jobs for an operator (JOBS='list --queue bulk'; JOBS=--help tells what there is)
+jobs: $(LOCAL) ## its jobs for an operator (JOBS='list --status failed'; JOBS=--help tells what there is)
 	@$(BIN)/python -m infra.local jobs $(JOBS)
 
 test: lint ## every check and every test that needs no GPU

@@ -30,9 +30,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("command", choices=["demo", "up", "down", "status", "doctor", "jobs"])
     parser.add_argument("--state", type=Path, default=CHECKOUT / ".run", help="folder for data, logs and process ids")
     parser.add_argument("--output", type=Path, default=Path("demo.wav"), help="where `demo` puts its audio")
-    options, more = parser.parse_known_args(arguments)
-    if more and options.command != "jobs":
-        parser.error(f"not understood: {' '.join(more)}")
+    # What follows `jobs` is that command's own, `--help` as well.
+    ours = list(arguments).index("jobs") + 1 if "jobs" in arguments else len(arguments)
+    options, more = parser.parse_args(arguments[:ours]), arguments[ours:]
     hold_back_signals()
     stack_folder = options.state / "stack"
     try:
