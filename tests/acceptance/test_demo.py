@@ -46,7 +46,7 @@ class LocalStack:
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "infra.local", *arguments, "--state", str(self.folder)],
+            [sys.executable, "-m", "infra.local", "--state", str(self.folder), *arguments],
             cwd=CHECKOUT,
             env={**self.environment, **variables},
             stdout=subprocess.PIPE,
@@ -148,6 +148,9 @@ def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalSt
         listed = stack.run("jobs", "list", "--status", "succeeded")
         assert listed.returncode == 0, listed.stdout + listed.stderr
         assert "job_" in listed.stdout
+        told = stack.run("jobs", "--help")
+        assert told.returncode == 0, told.stderr
+        assert "requeue" in told.stdout
 
         changed = stack.run("up", OMNIVOICE_SYNTHESIZER="tone", OMNIVOICE_MAX_WAIT_MS="10")
         assert changed.returncode == 0, changed.stderr
