@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import time
 from dataclasses import dataclass
 
@@ -29,8 +28,6 @@ from worker.jobs.storage import ObjectStore
 RETRY_AFTER_SECONDS = 1
 """What a client is told to wait before it looks again at a job that has not ended."""
 _RETRY_AFTER = {"Retry-After": str(RETRY_AFTER_SECONDS)}
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,10 @@ from typing import Any
 
 import psutil
 
+from bench.cold_memory import cold_memory_ms
 from bench.command import shown_command
 from bench.load_clients import Answers, Clients, body
-from bench.load_figures import cold_memory_ms, growth, latencies, report
+from bench.load_figures import growth, latencies, report
 from bench.load_stack import LoadStack
 from bench.service_clients import Caller, CallFailed
 from bench.service_product import measure, say

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from bench.plot import markdown, percentile
 
@@ -18,26 +15,6 @@ LEAST_LEAK_BYTES = 8.0
 NUM_BLOCKS = 5
 T_95 = 2.353
 """One-sided 95 % quantile of Student's t with `NUM_BLOCKS` - 2 degrees of freedom."""
-
-
-COLD_BYTES, CACHE_LINE = 8 << 20, 64
-COLD_SECONDS = 0.3
-
-
-def cold_memory_ms() -> float:
-    """What it takes to read a byte of each line of 8 MB that lay unused for 0.3 s; the median of nine times.
-
-    0.35 ms where the lines are still in a cache. Where other machines share it, most of a lone request's time is this.
-    """
-    values = np.zeros(COLD_BYTES, dtype=np.uint8)
-    lines = np.random.default_rng(0).permutation(COLD_BYTES // CACHE_LINE) * CACHE_LINE
-    taken = []
-    for _ in range(9):
-        time.sleep(COLD_SECONDS)
-        began = time.perf_counter()
-        values[lines].sum()
-        taken.append(time.perf_counter() - began)
-    return round(statistics.median(taken) * 1e3, 2)
 
 
 class Line(NamedTuple):

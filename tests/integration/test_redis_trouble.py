@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -141,25 +141,37 @@ def test_connections_that_break_or_go_silent(
         assert proxy.num_struck >= 4
 
 
+@contextlib.contextmanager
+def durable_redis(
+    settings: Settings, folder: Path, append_fsync: str
+) -> Iterator[tuple[Desk, Callable[[], None], Callable[[], None]]]:
+    """A desk at a Redis that keeps its data in a file; what kills that server, and what starts it again."""
+    folder.mkdir()
+    options = ("--appendonly", "yes", "--appendfsync", append_fsync)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(contextlib.ExitStack())
+        url = server.enter_context(run_redis(folder, None, *options))
+        desk = Desk(settings.model_copy(update={"redis_url": url}))
+        stack.callback(desk.close)
+
+        def start_again() -> None:
+            server.enter_context(run_redis(folder, desk.redis.connection_pool.connection_kwargs["port"], *options))
+
+        yield desk, server.close, start_again  # by SIGKILL
+
+
 def test_a_redis_killed_and_started_again_with_its_file(
     settings: Settings, environment: dict[str, str], s3: S3Server, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "durable"
-    folder.mkdir()
-    options = ("--appendonly", "yes", "--appendfsync", "everysec")
     with contextlib.ExitStack() as stack:
-        server = contextlib.ExitStack()
-        url = server.enter_context(run_redis(folder, None, *options))
-        stack.callback(server.close)
-        desk = Desk(settings.model_copy(update={"redis_url": url}))
-        stack.callback(desk.close)
+        desk, kill, start_again = stack.enter_context(durable_redis(settings, tmp_path / "durable", "everysec"))
         promises = Promises(desk, s3)
-        limits = {"tone_window_ms": 300, "max_batch_requests": 2, "redis_url": url}
+        limits = {"tone_window_ms": 300, "max_batch_requests": 2, "redis_url": desk.settings.redis_url}
         worker = stack.enter_context(run_worker(environment, tmp_path / "worker.log", **limits))
         ids = [promises.submit(f"Number {index}.") for index in range(8)]
         desk.wait_for(ids[0], Status.RUNNING)
-        server.close()  # by SIGKILL
-        stack.enter_context(run_redis(folder, desk.redis.connection_pool.connection_kwargs["port"], *options))
+        kill()
+        start_again()
         assert promises.assert_kept(60) == {"succeeded": 8}
         assert worker.process.poll() is None
         assert not worker.has_logged("Redis has lost its data")
@@ -169,27 +181,23 @@ def test_what_is_done_when_redis_is_back_after_more_than_a_lease_counts(
     settings: Settings, environment: dict[str, str], s3: S3Server, tmp_path: Path
 ) -> None:
     """No lease could be extended meanwhile: all have lapsed. A reconciler that starts then must not take them away."""
-    folder, lease_seconds = tmp_path / "durable", 1.5
-    folder.mkdir()
-    options = ("--appendonly", "yes", "--appendfsync", "always")
+    lease_seconds = 1.5
+    settings = settings.model_copy(update={"lease_seconds": lease_seconds})
     with contextlib.ExitStack() as stack:
-        server = contextlib.ExitStack()
-        url = server.enter_context(run_redis(folder, None, *options))
-        stack.callback(server.close)
-        desk = Desk(settings.model_copy(update={"redis_url": url, "lease_seconds": lease_seconds}))
-        stack.callback(desk.close)
+        desk, kill, start_again = stack.enter_context(durable_redis(settings, tmp_path / "durable", "always"))
         promises = Promises(desk, s3)
-        limits = {"tone_window_ms": 400, "max_batch_requests": 2, "lease_seconds": lease_seconds, "redis_url": url}
+        limits = {"tone_window_ms": 400, "max_batch_requests": 2, "lease_seconds": lease_seconds}
+        limits |= {"redis_url": desk.settings.redis_url}
         program = ("-c", HASTY_WORKER)
         worker = stack.enter_context(run_worker(environment, tmp_path / "worker.log", program, **limits))
         ids = [promises.submit("The first."), promises.submit("The second.")]
         desk.wait_for(ids[0], Status.RUNNING)
         desk.wait_for(ids[1], Status.RUNNING)
-        server.close()  # by SIGKILL
+        kill()
         away_since = time.monotonic()
         wait_until(lambda: [line["event"] for line in worker.lines()].count("uploaded") == 2, 10, "both uploads")
         wait_until(lambda: time.monotonic() - away_since > 2 * lease_seconds, 10, "all leases to lapse")
-        stack.enter_context(run_redis(folder, desk.redis.connection_pool.connection_kwargs["port"], *options))
+        start_again()
         assert Reconciler(desk.ledger, lambda *_: True, lease_seconds).reconcile() == 0
         assert promises.assert_kept() == {"succeeded": 2}
         assert [desk.record(job_id).attempts for job_id in ids] == [1, 1]

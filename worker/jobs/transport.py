@@ -127,6 +127,8 @@ class SentinelChannel(Channel, redis.SentinelChannel):  # type: ignore[misc]
 
 
 class _Looped:
+    """Knows the event loop that it is used in, where there is one: notes are written from there."""
+
     loop: Any = None
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:

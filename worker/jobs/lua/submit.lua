@@ -1,7 +1,8 @@
 -- Guarantees: record and due entry appear together; never more than max_queue unfinished jobs; of one idempotency key,
 -- one job. Its message goes out here; without one the caller publishes the job, unless its announced_ms is UNPUBLISHED.
 -- KEYS: record[, idempotency]. ARGV: prefix, max_queue, max_published, announce_ms, retention_ms, expires_ms
--- (0: never), fingerprint, message ('': none), then the record's fields as pairs. Returns {'stored', record…} | {'full'} | {'conflict'}.
+-- (0: never), fingerprint, message ('': none), then the record's fields as pairs.
+-- Returns {'stored', record…} | {'full'} | {'conflict'}.
 local max_queue, max_published, announce_ms = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local retention_ms, expires_ms, fingerprint = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 local message = ARGV[8]
