@@ -169,7 +169,7 @@ class Engine:
             if self._scheduler.running:
                 ended += self._step_batch()
                 self._retire()
-        waits = not (ended or self._scheduler.running or self._has_first_chunks() or self._is_notified)
+        waits = not (ended or self._scheduler.has_work or self._has_first_chunks() or self._is_notified)
         for finished in self._finisher.take(TAKE_SECONDS if waits and self._pending else 0.0):
             ended += self._ended(finished)
         return ended

@@ -29,6 +29,11 @@ class Scheduler:
         self._returned: deque[ChunkRun] = deque()  # they ran already and are first in line
         self._waiting: OrderedDict[str, deque[ChunkRun]] = OrderedDict()
 
+    @property
+    def has_work(self) -> bool:
+        """Whether chunks run or wait to."""
+        return bool(self.running or self._returned or self._waiting)
+
     def add(self, runs: Iterable[ChunkRun]) -> None:
         for run in runs:
             self._waiting.setdefault(run.request_id, deque()).append(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import golden_cases as golden
@@ -265,6 +266,19 @@ def test_limits_bound_every_batch(limit: dict[str, int]) -> None:
         assert len(running) <= 1 or sum(run.num_tokens for run in running) <= limit.get("max_batch_tokens", 10**9)
     assert sorted(ended) == [str(index) for index in range(6)]
     assert max(sizes) == 2
+
+
+@pytest.mark.parametrize("mode", ["request", "step"])
+def test_no_batch_waits_for_a_result_while_chunks_wait_for_it(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of many chunks that one batch does not hold: nothing of it can be finished before all of them are."""
+    monkeypatch.setattr("omnivoice.engine.TAKE_SECONDS", 20.0)
+    engine = load("float32", mode, max_batch_requests=1)
+    params = SamplingParams(num_step=1, audio_chunk_threshold=1.0, audio_chunk_duration=1.0)
+    start = time.perf_counter()
+    [result] = engine.generate([SynthesisRequest("One two three. " * 6, duration=6.0, params=params)])
+    assert isinstance(result.codes, list)
+    assert len(result.codes) > 2
+    assert time.perf_counter() - start < 20.0
 
 
 def test_out_of_memory_splits_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
