@@ -59,7 +59,9 @@ class GraphExecutor:
         log.info(
             "a step's products and attention run by %s", "kernels for Hopper" if on_hopper else "Triton and cuBLAS"
         )
-        tiles = partial(pick_tiles, dtype=dtype, deterministic=config.deterministic, on_hopper=on_hopper)
+        tiles = partial(
+            pick_tiles, dtype=dtype, deterministic=config.deterministic, on_hopper=on_hopper, fp8=config.fp8
+        )
         graphs = Graphs(
             lambda bucket: program(buffers, bucket, tiles(bucket)),
             ladder(config.max_batch_tokens),
@@ -110,9 +112,12 @@ class GraphExecutor:
         model = self.backbone.config
         queries = self._tiles(self._graphs.bucket(rows)).queries(model.num_heads, model.num_kv_heads)
         targets = self._staging.upload(self._runs, self._places, queries)
-        codes, tables = self._buffers.codes, self._buffers.tables
-        source = tables["source"][:targets]
-        codes[:targets] = torch.where(source[:, None] >= 0, codes[source.clamp_min(0)], self._mask_id)
+        codes = self._buffers.codes
+        if self._places:
+            source = self._buffers.tables["source"][:targets]
+            codes[:targets] = torch.where(source[:, None] >= 0, codes[source.clamp_min(0)], self._mask_id)
+        else:
+            codes[:targets] = self._mask_id
         self._places, place = {}, 0
         for run in self._runs:
             if run.codes is not None:

@@ -19,12 +19,12 @@ from omnivoice.graph.program import Buffers, attention, embedding, unmasking
 from omnivoice.graph.tables import Capacity
 from omnivoice.graph.tiles import Tiles
 from omnivoice.kernels.fp8 import LARGEST, SMALLEST, add_norm_quantise, add_sum_squares, gate_quantise, quantise
+from omnivoice.kernels.hopper.product import ADDED, GATED, HEADS, HopperProduct, HopperTile, Rotation
+from omnivoice.kernels.products import Tile
 from omnivoice.model.backbone import Backbone, Layer
 from omnivoice.model.config import GATE_GROUP, ModelConfig
 
 FP8 = torch.float8_e4m3fn
-QUANTISES_OUT = True
-"""Whether attention's output projection is in fp8 too. It is a seventh of the arithmetic, and adds the most error."""
 ALIGNMENT = 16
 """The library multiplies fp8 matrices whose sizes are multiples of it."""
 
@@ -66,25 +66,25 @@ def multiply_scaled(rows: torch.Tensor, scales: torch.Tensor, weight: Weight, ou
 
 @dataclass(frozen=True, slots=True)
 class QuantisedLayer:
-    """A `Layer` with folded norms whose products' weights are quantised, that of `out` perhaps not."""
+    """A `Layer` with folded norms whose products' weights are quantised."""
 
     ones: torch.Tensor
     q_norm: torch.Tensor
     k_norm: torch.Tensor
     qkv: Weight
-    out: Weight | torch.Tensor
+    out: Weight
     gate_up: Weight
     down: Weight
 
     @classmethod
-    def of(cls, layer: Layer, dtype: torch.dtype, quantises_out: bool) -> QuantisedLayer:
+    def of(cls, layer: Layer, dtype: torch.dtype) -> QuantisedLayer:
         """Raises `ValueError` for sizes that the library does not multiply."""
         return cls(
             ones=layer.input_norm,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             qkv=Weight.of(layer.qkv, dtype),
-            out=Weight.of(layer.out, dtype) if quantises_out else layer.out,
+            out=Weight.of(layer.out, dtype),
             gate_up=Weight.of(layer.gate_up, dtype),
             down=Weight.of(layer.down, dtype),
         )
@@ -96,7 +96,7 @@ class QuantisedLayer:
             qkv=self.qkv.wide(dtype),
             q_norm=self.q_norm,
             k_norm=self.k_norm,
-            out=self.out.wide(dtype) if isinstance(self.out, Weight) else self.out,
+            out=self.out.wide(dtype),
             ffn_norm=self.ones,
             gate_up=self.gate_up.wide(dtype),
             down=self.down.wide(dtype),
@@ -156,10 +156,9 @@ class QuantisedModel:
         capacity: Capacity,
         dtype: torch.dtype = FP8,
         multiply: Multiply = multiply_scaled,
-        quantises_out: bool = QUANTISES_OUT,
     ) -> None:
         """Raises `ValueError` for sizes that the library does not multiply."""
-        self._layers = tuple(QuantisedLayer.of(layer, dtype, quantises_out) for layer in folded.layers)
+        self._layers = tuple(QuantisedLayer.of(layer, dtype) for layer in folded.layers)
         self._scratch = Scratch.of(folded.config, capacity, folded.heads.device, folded.heads.dtype, dtype)
         self._multiply = multiply
         self.backbone = copy.copy(folded)
@@ -168,6 +167,57 @@ class QuantisedModel:
 
     def program(self, buffers: Buffers, rows: int, tiles: Tiles) -> Program:
         """Return the launches of one step for up to `rows` packed rows; run in order, they enqueue it and return."""
+        on_hopper = isinstance(tiles.qkv, HopperTile)
+        return self._on_hopper(buffers, rows, tiles) if on_hopper else self._by_library(buffers, rows, tiles)
+
+    def _on_hopper(self, buffers: Buffers, rows: int, tiles: Tiles) -> Program:
+        """With products that finish their rows. Quantising one takes a pass: its largest is known when it is whole."""
+        config, scratch, tables = self.backbone.config, self._scratch, buffers.tables
+        hidden, mixed, scales = buffers.hidden[:rows], buffers.mixed[:rows], scratch.scales[:rows]
+        squares, num_rows, chained = buffers.squares[:, :rows], tables.size(0), tiles.chained
+        normed = scratch.inputs(rows, config.hidden_size)
+        narrow_mixed = scratch.inputs(rows, config.query_width)
+        narrow_gated = scratch.inputs(rows, config.intermediate_size)
+        qkv, gated = scratch.outputs(rows, config.qkv_width), scratch.outputs(rows, config.intermediate_size)
+        eps = config.rms_norm_eps
+        norm = partial(add_norm_quantise, hidden, None, normed, scales, num_rows, eps, chained)
+
+        def product(
+            kind: int,
+            narrow: torch.Tensor,
+            weight: Weight,
+            out: torch.Tensor,
+            tile: Tile | HopperTile | None,
+            rotation: Rotation | None = None,
+        ) -> Callable[[], object]:
+            assert isinstance(tile, HopperTile)
+            return HopperProduct(
+                kind, narrow, weight.values, out, squares, num_rows, tile,
+                eps=eps, rotation=rotation, scales=(scales, weight.scales), chained=chained,
+            ).launch  # fmt: skip
+
+        assert isinstance(tiles.down, HopperTile)
+        parts = config.hidden_size // tiles.down.columns
+        launches = embedding(self.backbone, buffers, rows, tiles, parts)
+        for layer in self._layers:
+            norms = (layer.q_norm, layer.k_norm)
+            heads = (config.num_heads, config.num_kv_heads)
+            rotation = Rotation(tables["position"], buffers.cos, buffers.sin, *norms, *heads)
+            launches += [
+                norm,
+                product(HEADS, normed, layer.qkv, qkv, tiles.qkv, rotation),
+                *attention(self.backbone, *norms, buffers, qkv, tiles, is_prepared=True),
+                partial(quantise, mixed, narrow_mixed, scales, num_rows, chained),
+                product(ADDED, narrow_mixed, layer.out, hidden, tiles.out),
+                norm,
+                product(GATED, normed, layer.gate_up, gated, tiles.gate_up),
+                partial(quantise, gated, narrow_gated, scales, num_rows, chained),
+                product(ADDED, narrow_gated, layer.down, hidden, tiles.down),
+            ]
+        return launches + unmasking(self.backbone, buffers, rows, tiles, parts)
+
+    def _by_library(self, buffers: Buffers, rows: int, tiles: Tiles) -> Program:
+        """With the library's products: what surrounds them takes passes of its own."""
         config, scratch, num_rows = self.backbone.config, self._scratch, buffers.tables.size(0)
         hidden, mixed, scales = buffers.hidden[:rows], buffers.mixed[:rows], scratch.scales[:rows]
         heads, ffn, eps = mixed.shape[1], config.intermediate_size, config.rms_norm_eps
@@ -183,13 +233,6 @@ class QuantisedModel:
         def product(narrow: torch.Tensor, weight: Weight, out: torch.Tensor) -> Callable[[], object]:
             return partial(self._multiply, narrow, scales, weight, out)
 
-        def output(weight: Weight | torch.Tensor) -> Program:
-            """Add attention's output to the residual rows, norm and quantise them."""
-            if not isinstance(weight, Weight):
-                return [partial(torch.addmm, hidden, mixed, weight.T, out=hidden), norm(None)]
-            quantising = partial(quantise, mixed, mixed_narrow, scales, num_rows, **chain)
-            return [quantising, product(mixed_narrow, weight, added), norm(added)]
-
         launches = embedding(self.backbone, buffers, rows, tiles, parts=1)
         pending = None
         for layer in self._layers:
@@ -197,7 +240,9 @@ class QuantisedModel:
                 norm(pending),
                 product(normed, layer.qkv, qkv),
                 *attention(self.backbone, layer.q_norm, layer.k_norm, buffers, qkv, tiles),
-                *output(layer.out),
+                partial(quantise, mixed, mixed_narrow, scales, num_rows, **chain),
+                product(mixed_narrow, layer.out, added),
+                norm(added),
                 product(normed, layer.gate_up, gate_up),
                 partial(gate_quantise, gate_up, gated, scales, num_rows, GATE_GROUP, **chain),
                 product(gated, layer.down, added),

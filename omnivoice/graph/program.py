@@ -175,7 +175,12 @@ def unmasking(backbone: Backbone, buffers: Buffers, rows: int, tiles: Tiles, par
     num_rows, num_targets, _, num_requests = (tables.size(index) for index in range(4))
     squares, chained = buffers.squares[:, :rows], tiles.chained
     guided, logits = buffers.guided[:rows], buffers.logits[:rows]
-    product = Product(PLAIN, guided, backbone.heads, logits, squares, num_targets, tiles.heads, chained=chained)
+    of_heads = (guided, backbone.heads, logits, squares, num_targets)
+    product = (
+        HopperProduct(hopper.PLAIN, *of_heads, tiles.heads, chained=chained)
+        if isinstance(tiles.heads, HopperTile)
+        else Product(PLAIN, *of_heads, tiles.heads, chained=chained)
+    )
     return [
         partial(
             guide, buffers.hidden[:rows], squares, tables["cond_row"], tables["uncond_row"], tables["target_request"],

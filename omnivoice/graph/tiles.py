@@ -25,7 +25,7 @@ class Tiles(NamedTuple):
     out: Tile | HopperTile | None
     gate_up: Tile | HopperTile
     down: Tile | HopperTile | None
-    heads: Tile
+    heads: Tile | HopperTile
     attention: Blocks | None
     prepares_keys: bool = False
     chained: bool = False
@@ -60,25 +60,34 @@ LARGE = TILED._replace(out=None, down=None)
 
 HOPPER_ONE = Tiles(
     qkv=HopperTile(64, 128, stages=6),
-    out=HopperTile(64, 64, stages=12),
+    out=HopperTile(64, 64, stages=12, split=2),
     gate_up=HopperTile(128, 128, stages=5),
-    down=HopperTile(64, 64, stages=12),
-    heads=SMALL.heads,
+    down=HopperTile(64, 64, stages=12, split=2),
+    heads=HopperTile(64, 128, stages=6),
     attention=None,
     chained=True,
 )
 HOPPER_SMALL = HOPPER_ONE._replace(
-    qkv=HopperTile(128, 128, stages=5), out=HopperTile(64, 128, stages=6), down=HopperTile(64, 128, stages=6)
+    qkv=HopperTile(128, 128, stages=5),
+    out=HopperTile(64, 128, stages=6),
+    down=HopperTile(64, 128, stages=6),
+    heads=HopperTile(128, 128, stages=5),
 )
 HOPPER_TILED = HOPPER_ONE._replace(
     qkv=HopperTile(128, 256, stages=4, persistent=True),
     out=HopperTile(128, 128, stages=5, persistent=True),
     gate_up=HopperTile(128, 256, stages=4, persistent=True),
     down=HopperTile(128, 128, stages=5, persistent=True),
-    heads=TILED.heads,
+    heads=HopperTile(128, 256, stages=4, persistent=True),
 )
 """For deterministic engines too, whatever the size."""
 HOPPER_LARGE = HOPPER_TILED._replace(out=None, down=None, chained=False)
+
+_FP8_NARROW = HopperTile(64, 64, stages=12)
+_FP8_WIDE = HopperTile(128, 256, stages=3, persistent=True)
+HOPPER_FP8_ONE = HOPPER_ONE._replace(out=_FP8_NARROW, down=_FP8_NARROW)
+"""Half the depth a tile: splitting it costs more than it gains."""
+HOPPER_FP8_LARGE = HOPPER_TILED._replace(out=_FP8_WIDE, down=_FP8_WIDE, chained=False)
 
 _WIDE = Tile(64, 64, 32, stages=3, warps=4)
 WIDE = Tiles(_WIDE, _WIDE, _WIDE, _WIDE, _WIDE, attention=Blocks(32, 32, warps=4, stages=1))
@@ -88,15 +97,21 @@ _WIDEST_TILE = 256
 _Ladder = tuple[tuple[int | None, Tiles], ...]
 UP_TO: _Ladder = ((1024, SMALL), (None, LARGE))
 HOPPER_UP_TO: _Ladder = ((256, HOPPER_ONE), (1024, HOPPER_SMALL), (2048, HOPPER_TILED), (None, HOPPER_LARGE))
+HOPPER_FP8_UP_TO: _Ladder = (
+    (256, HOPPER_FP8_ONE),
+    (1024, HOPPER_SMALL),
+    (2048, HOPPER_TILED),
+    (None, HOPPER_FP8_LARGE),
+)
 
 
-def pick_tiles(rows: int, dtype: torch.dtype, deterministic: bool, on_hopper: bool) -> Tiles:
+def pick_tiles(rows: int, dtype: torch.dtype, deterministic: bool, on_hopper: bool, fp8: bool = False) -> Tiles:
     """Return the tiles for batches of up to `rows` rows; the same ones always where results must not depend on it."""
     if dtype.itemsize > 2:
         return WIDE
     if deterministic:
         return HOPPER_TILED if on_hopper else TILED
-    sizes = HOPPER_UP_TO if on_hopper else UP_TO
+    sizes = (HOPPER_FP8_UP_TO if fp8 else HOPPER_UP_TO) if on_hopper else UP_TO
     return next(tiles for most, tiles in sizes if most is None or rows <= most)
 
 

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from omnivoice.graph.tiles import HOPPER_LARGE, HOPPER_ONE, HOPPER_SMALL, HOPPER_TILED, Tiles
+from omnivoice.graph.fp8 import FP8, Weight
+from omnivoice.graph.tiles import HOPPER_FP8_UP_TO, HOPPER_LARGE, HOPPER_ONE, HOPPER_SMALL, HOPPER_TILED, Tiles
+from omnivoice.kernels.fp8 import LARGEST
 from omnivoice.kernels.hopper import compiler
 from omnivoice.kernels.hopper.attention import QUERIES, HopperAttention
-from omnivoice.kernels.hopper.product import ADDED, GATED, HEADS, HopperProduct, HopperTile, Rotation
+from omnivoice.kernels.hopper.product import ADDED, GATED, HEADS, PLAIN, HopperProduct, HopperTile, Rotation
 from omnivoice.model.backbone import apart
 
 CUDA = torch.device("cuda")
@@ -22,7 +24,7 @@ pytestmark = [
     ),
 ]
 EPS = 1e-6
-TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 5e-4}
+TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 5e-4, FP8: 3e-3}
 """Relative error of a tensor: rounding its elements alone makes half of it."""
 HIDDEN, QUERY, KEY, FFN = 1024, 2048, 1024, 3072
 
@@ -47,36 +49,53 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 def run(
     kind: int, tile: HopperTile, rows: int, num_rows: int, dtype: torch.dtype, chained: bool
 ) -> tuple[float, float]:
-    """Relative errors of the result and of the sums of squares."""
+    """Relative errors of the result and of the sums of squares; operands are e4m3 where `dtype` is."""
     torch.manual_seed(kind)
-    columns, depth = {HEADS: (QUERY + 2 * KEY, HIDDEN), GATED: (2 * FFN, HIDDEN), ADDED: (HIDDEN, FFN)}[kind]
-    x = torch.randn(rows, depth, device=CUDA).to(dtype)
-    weight = (torch.randn(columns, depth, device=CUDA) * 0.02).to(dtype)
-    out = torch.randn(rows, FFN if kind == GATED else columns, device=CUDA).to(dtype)
-    before, wide = out.float(), x.float()
+    columns, depth = {
+        PLAIN: (8 * 1025, HIDDEN), HEADS: (QUERY + 2 * KEY, HIDDEN), GATED: (2 * FFN, HIDDEN), ADDED: (HIDDEN, FFN),
+    }[kind]  # fmt: skip
+    narrow = dtype == FP8
+    result_dtype = torch.bfloat16 if narrow else dtype
+    x = torch.randn(rows, depth, device=CUDA).to(result_dtype)
+    weight = (torch.randn(columns, depth, device=CUDA) * 0.02).to(result_dtype)
+    operands, scales, wide, wide_weight = (x, weight), None, x.float(), weight.float()
     squares = torch.zeros(16, rows, device=CUDA)
     squares[0], squares[1] = wide.square().sum(1) * 0.25, wide.square().sum(1) * 0.75
+    if narrow:
+        row_scales = wide.abs().amax(1, keepdim=True) / LARGEST
+        quantised = Weight.of(weight)
+        operands = ((wide / row_scales).to(FP8), quantised.values)
+        norm = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
+        wide, wide_weight = operands[0].float() * row_scales, quantised.wide(torch.float32)
+        scales = (row_scales * norm if kind in (HEADS, GATED) else row_scales, quantised.scales)
+    out = torch.randn(rows, FFN if kind == GATED else columns, device=CUDA)
+    out = out if kind == PLAIN else out.to(result_dtype)
+    before = out.float()
     position = (torch.arange(rows, device=CUDA) % 131).to(torch.int32)
     angles = torch.arange(200.0, device=CUDA)[:, None] * 1e6 ** -(torch.arange(0, 128, 2, device=CUDA) / 128)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    norms = [(1 + 0.1 * torch.randn(128, device=CUDA)).to(dtype) for _ in range(2)]
+    cos, sin = angles.cos().to(result_dtype), angles.sin().to(result_dtype)
+    norms = [(1 + 0.1 * torch.randn(128, device=CUDA)).to(result_dtype) for _ in range(2)]
     rotation = Rotation(position, cos, sin, *norms, QUERY // 128, KEY // 128)
     made = HopperProduct(
-        kind, x, weight, out, squares, number(num_rows), tile, parts=2, eps=EPS, chained=chained,
-        rotation=rotation if kind == HEADS else None,
+        kind, *operands, out, squares, number(num_rows), tile, parts=2, eps=EPS, chained=chained,
+        rotation=rotation if kind == HEADS else None, scales=scales,
     )  # fmt: skip
     made.launch()
     torch.cuda.synchronize()
 
-    product = wide @ weight.float().T
-    if kind == ADDED:
+    product = wide @ wide_weight.T
+    if kind in (HEADS, GATED):
+        product *= torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPS)
+    if kind == PLAIN:
+        assert torch.equal(out[num_rows:], before[num_rows:])
+        expected = product
+    elif kind == ADDED:
         expected = product + before
     elif kind == GATED:
-        gate, up = apart(normed(wide) @ weight.float().T)
+        gate, up = apart(product)
         expected = functional.silu(gate) * up
     else:
-        heads = (normed(wide) @ weight.float().T).view(rows, -1, 128)
-        query, key, value = heads.split([QUERY // 128, KEY // 128, KEY // 128], dim=1)
+        query, key, value = product.view(rows, -1, 128).split([QUERY // 128, KEY // 128, KEY // 128], dim=1)
         at = position.long()
         turn = (cos.float()[at][:, None], sin.float()[at][:, None])
         query = rotated(normed(query) * norms[0].float(), *turn) * (math.log2(math.e) / math.sqrt(128))
@@ -88,17 +107,28 @@ def run(
     return error, off
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("tiles", [HOPPER_ONE, HOPPER_SMALL, HOPPER_TILED, HOPPER_LARGE])
-def test_products(tiles: Tiles, dtype: torch.dtype) -> None:
-    kinds = {HEADS: tiles.qkv, GATED: tiles.gate_up, ADDED: tiles.down}
-    for kind, tile in kinds.items():
+def check(tiles: Tiles, dtype: torch.dtype, *, heads: bool) -> None:
+    kinds = [(HEADS, tiles.qkv), (ADDED, tiles.out), (GATED, tiles.gate_up), (ADDED, tiles.down)]
+    kinds += [(PLAIN, tiles.heads)] if heads else []
+    for kind, tile in kinds:
         if not isinstance(tile, HopperTile):
             continue
         for rows, num_rows in ((256, 230), (256, 1), (2048, 1840), (7424, 7296)):
             error, off = run(kind, tile, rows, num_rows, dtype, tiles.chained)
             assert error < TOLERANCE[dtype], (kind, tile, rows, num_rows)
             assert off < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tiles", [HOPPER_ONE, HOPPER_SMALL, HOPPER_TILED, HOPPER_LARGE])
+def test_products(tiles: Tiles, dtype: torch.dtype) -> None:
+    check(tiles, dtype, heads=True)
+
+
+@pytest.mark.parametrize("tiles", dict.fromkeys(tiles for _, tiles in HOPPER_FP8_UP_TO))
+def test_products_of_fp8(tiles: Tiles) -> None:
+    """The result is rounded to bfloat16; the operands' rounding is on both sides."""
+    check(tiles, FP8, heads=False)
 
 
 def test_a_tile_that_does_not_fit_is_refused() -> None:

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 
-from omnivoice.graph.tiles import HOPPER_UP_TO
+from omnivoice.graph.tiles import HOPPER_FP8_UP_TO, HOPPER_UP_TO, Tiles
 from omnivoice.kernels.hopper import attention, compiler, product
 from omnivoice.kernels.hopper.product import HopperTile
 
-TILES = sorted(
-    {
-        (kind, tile)
-        for _, tiles in HOPPER_UP_TO
-        for kind, tile in (
-            (product.HEADS, tiles.qkv),
-            (product.ADDED, tiles.out),
-            (product.GATED, tiles.gate_up),
-            (product.ADDED, tiles.down),
-        )
-        if isinstance(tile, HopperTile)
-    }
-)
+KINDS = {
+    "qkv": product.HEADS,
+    "out": product.ADDED,
+    "gate_up": product.GATED,
+    "down": product.ADDED,
+    "heads": product.PLAIN,
+}
+
+
+def tiles_of(sizes: Iterable[tuple[int | None, Tiles]], names: Iterable[str]) -> set[tuple[int, HopperTile]]:
+    found = ((KINDS[name], getattr(tiles, name)) for _, tiles in sizes for name in names)
+    return {(kind, tile) for kind, tile in found if isinstance(tile, HopperTile)}
+
+
+WIDE = {(*made, dtype) for made in tiles_of(HOPPER_UP_TO, KINDS) for dtype in (torch.bfloat16, torch.float16)}
+NARROW = {
+    (*made, torch.float8_e4m3fn) for made in tiles_of(HOPPER_FP8_UP_TO, [name for name in KINDS if name != "heads"])
+}
 MOST_SHARED_MEMORY = 227 * 1024
 
 
 def test_there_are_tiles() -> None:
-    assert {kind for kind, _ in TILES} == {product.HEADS, product.GATED, product.ADDED}
+    assert {kind for kind, _, _ in WIDE} == set(KINDS.values())
+    assert {kind for kind, _, _ in NARROW} == {product.HEADS, product.GATED, product.ADDED}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("kind", "tile"), TILES)
+@pytest.mark.parametrize(("kind", "tile", "dtype"), sorted(WIDE | NARROW, key=str))
 def test_products_compile(kind: int, tile: HopperTile, dtype: torch.dtype) -> None:
-    constants = (*product.constants(kind, tile, dtype).items(), ("CHAINED", 1))
+    out = torch.bfloat16 if dtype.itemsize == 1 else dtype
+    constants = (*product.constants(kind, tile, dtype, out).items(), ("CHAINED", 1))
     code = compiler.compiled("product", constants, compiler.wgmma("multiply", tile.columns, dtype))
     assert code.startswith(b"\x7fELF")
     assert product.memory(kind, tile) + compiler.ALIGNMENT <= MOST_SHARED_MEMORY

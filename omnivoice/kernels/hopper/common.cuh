@@ -85,6 +85,30 @@ __device__ void show_to_tma() { asm volatile("fence.proxy.async.shared::cta;" ::
 
 __device__ void sync_warpgroup(int index) { asm volatile("bar.sync %0, 128;" :: "r"(index + 1) : "memory"); }
 
+__device__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ u32 rank_in_cluster() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Where an address of shared memory lies in another block of the cluster.
+__device__ u32 address_in(u32 address, u32 block) {
+  u32 there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+  return there;
+}
+
+// Write 16 bytes to another block, and count them at its barrier.
+__device__ void send(u32 target, const float* values, u32 barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+      :: "r"(target), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]), "r"(barrier) : "memory");
+}
+
 // One lane of a warp whose lanes are all here.
 __device__ bool is_elected() {
   u32 elected;

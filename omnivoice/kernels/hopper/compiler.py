@@ -20,6 +20,8 @@ except ImportError:  # a build of torch without CUDA
 
 PANEL = 64
 """Columns of a box that TMA moves: 128 bytes, as wide as its swizzle."""
+ROW_BYTES = 128
+"""Of a tile in shared memory."""
 HEAD_DIM = 128
 ALIGNMENT = 1024
 """Of the tiles in shared memory, in bytes: the kernels see to it themselves, in so much more memory."""
@@ -41,12 +43,13 @@ class Kernel:
         threads: int,
         memory: int,
         chained: bool,
+        cluster: int = 1,
     ) -> None:
         memory += ALIGNMENT
         self._function = _function(name, (*constants.items(), ("CHAINED", int(chained))), functions, memory)
         self._arguments = arguments
         self._pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
-        self._config = _launch_config(grid, threads, memory, chained)
+        self._config = _launch_config(grid, threads, memory, chained, cluster)
 
     def launch(self) -> None:
         self._config.hStream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
@@ -70,6 +73,7 @@ def tensor_map(tensor: torch.Tensor, box_rows: int) -> Any:
     dtype = {
         torch.bfloat16: dtypes.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         torch.float16: dtypes.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        torch.float8_e4m3fn: dtypes.CU_TENSOR_MAP_DATA_TYPE_UINT8,
     }[tensor.dtype]
     encoded = _checked(
         driver.cuTensorMapEncodeTiled(
@@ -78,7 +82,7 @@ def tensor_map(tensor: torch.Tensor, box_rows: int) -> Any:
             tensor.data_ptr(),
             [driver.cuuint64_t(columns), driver.cuuint64_t(rows)],
             [driver.cuuint64_t(tensor.stride(0) * tensor.element_size())],
-            [driver.cuuint32_t(PANEL), driver.cuuint32_t(box_rows)],
+            [driver.cuuint32_t(ROW_BYTES // tensor.element_size()), driver.cuuint32_t(box_rows)],
             [driver.cuuint32_t(1), driver.cuuint32_t(1)],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
@@ -99,22 +103,24 @@ def wgmma(name: str, columns: int, dtype: torch.dtype, *, rows_in_registers: boo
     Operands are descriptors of shared memory; with `rows_in_registers` the first is four registers, and the second lies
     transposed. The result is `total`; `adds` is 0 where it begins.
     """
-    number, short = columns // 2, "bf16" if dtype == torch.bfloat16 else "f16"
+    number = columns // 2
+    short = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fn: "e4m3"}[dtype]
+    depth = 32 // dtype.itemsize
     totals = ", ".join(f"%{index}" for index in range(number))
     outputs = ", ".join(f'"+f"(total[{index}])' for index in range(number))
     if rows_in_registers:
         first = f"{{%{number}, %{number + 1}, %{number + 2}, %{number + 3}}}"
         inputs, used = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])', 4
-        parameter, transposed = "const unsigned int* a", "1"
+        parameter, transposed = "const unsigned int* a", ", 1"
     else:
         first, inputs, used = f"%{number}", '"l"(a)', 1
-        parameter, transposed = "unsigned long long a", "0, 0"
+        parameter, transposed = "unsigned long long a", ", 0, 0" if dtype.itemsize == 2 else ""
     second, adds = number + used, number + used + 1
     return f"""
 __device__ void {name}(float (&total)[{number}], {parameter}, unsigned long long b, int adds) {{
   asm volatile("{{\\n.reg .pred adds;\\nsetp.ne.b32 adds, %{adds}, 0;\\n"
-    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{short}.{short} {{{totals}}}, "
-    "{first}, %{second}, adds, 1, 1, {transposed};\\n}}"
+    "wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.f32.{short}.{short} {{{totals}}}, "
+    "{first}, %{second}, adds, 1, 1{transposed};\\n}}"
     : {outputs} : {inputs}, "l"(b), "r"(adds));
 }}
 """
@@ -154,16 +160,23 @@ def _function(name: str, constants: tuple[tuple[str, int], ...], functions: str,
     return function
 
 
-def _launch_config(grid: tuple[int, int], threads: int, memory: int, chained: bool) -> Any:
+def _launch_config(grid: tuple[int, int], threads: int, memory: int, chained: bool, cluster: int) -> Any:
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.sharedMemBytes = memory
+    attributes = []
+    if cluster > 1:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
+        attributes.append(attribute)
     if chained:
         attribute = driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         attribute.value.programmaticStreamSerializationAllowed = 1
-        config.attrs, config.numAttrs = [attribute], 1
+        attributes.append(attribute)
+    config.attrs, config.numAttrs = attributes, len(attributes)
     return config
 
 

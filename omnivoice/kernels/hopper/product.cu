@@ -5,19 +5,23 @@
 // and has TMA fill it, and WARPGROUPS groups of four warps that multiply: 64 rows and COLUMNS columns of a tile each. Tiles
 // lie in TMA's 128-byte swizzle on their way in and out.
 //
-// Defined by the compiling side (`product.py`): KIND, ROWS, COLUMNS, STAGES, ROWS_FIRST, and the function `multiply`, whose
-// register list depends on COLUMNS.
+// Where SPLIT is 2 two blocks, a cluster, multiply half of a tile's depth each, and the first adds up and finishes.
+//
+// Defined by the compiling side (`product.py`): KIND, ROWS, COLUMNS, STAGES, SPLIT, ROWS_FIRST, IS_FP8, and the function
+// `multiply`, whose register list depends on COLUMNS.
 
-enum { HEADS = 1, GATED = 2, ADDED = 3 };  // what follows the product, see product.py
+enum { PLAIN = 0, HEADS = 1, GATED = 2, ADDED = 3 };  // what follows the product, see product.py
 
+constexpr int SLOT_DEPTH = IS_FP8 ? 128 : 64;  // columns of operands in a row of the swizzle
 constexpr int WARPGROUPS = ROWS / 64;         // that multiply
 constexpr int ACTIVATION_BYTES = ROWS * ROW_BYTES;
 constexpr int WEIGHT_BYTES = COLUMNS * ROW_BYTES;
 constexpr int SLOT_BYTES = ACTIVATION_BYTES + WEIGHT_BYTES;
 constexpr int OUT_COLUMNS = KIND == GATED ? COLUMNS / 2 : COLUMNS;
 constexpr int STAGED_COLUMNS = KIND == HEADS ? HEAD_DIM : OUT_COLUMNS;
-constexpr int STAGED_BYTES = STAGED_COLUMNS / 64 * PANEL_BYTES;
+constexpr int STAGED_BYTES = KIND == PLAIN ? 0 : STAGED_COLUMNS / 64 * PANEL_BYTES;
 constexpr int REGISTERS = COLUMNS / 2;        // of a thread's share of a tile
+constexpr int PARTIAL_BYTES = SPLIT == 1 ? 0 : 128 * REGISTERS * 4;  // of a warpgroup, from the other block
 constexpr int THREADS = 128 * (WARPGROUPS + 1);
 constexpr bool IS_ALONE = REGISTERS * WARPGROUPS > 64;  // on its processor: then registers are shared out anew
 
@@ -33,7 +37,7 @@ struct Tiles {
     u32 row_tiles = (num_rows + ROWS - 1) / ROWS;
     across = ROWS_FIRST ? row_tiles : column_tiles;
     count = row_tiles * column_tiles;
-    next = blockIdx.x;
+    next = blockIdx.x / SPLIT;
   }
 
   __device__ bool take(int& row, int& column) {
@@ -41,7 +45,7 @@ struct Tiles {
     u32 fast = next % across, slow = next / across;
     row = (ROWS_FIRST ? fast : slow) * ROWS;
     column = (ROWS_FIRST ? slow : fast) * COLUMNS;
-    next += gridDim.x;
+    next += gridDim.x / SPLIT;
     return true;
   }
 };
@@ -76,6 +80,10 @@ struct Extras {
   const u32* key_norm;
   int num_heads, num_kv_heads;
   float query_scale;
+  const float* row_scales;     // (rows), where IS_FP8: of the activations, a norm's included
+  const float* column_scales;  // (columns of the product), as they are: of the weights
+  float* plain;          // (rows, columns), PLAIN only
+  int columns;
 };
 
 // The thread's rows of a fragment are `first` and `first` + 8, its columns 2 · (lane % 4) of every eight, and the next.
@@ -106,6 +114,23 @@ __device__ void norm_scales(const Extras& extras, int row, int num_rows, float (
     if (at < num_rows)
       for (int part = 0; part < extras.parts; part++) total += extras.squares[part * extras.squares_stride + at];
     scale[i] = rsqrtf(total / extras.width + extras.eps);
+  }
+}
+
+// What e4m3 was divided by.
+__device__ void scale_back(float (&total)[REGISTERS], const Extras& extras, int row, int column, int num_rows,
+                           int lane) {
+  float scale[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) scale[i] = row + 8 * i < num_rows ? extras.row_scales[row + 8 * i] : 0.0f;
+#pragma unroll
+  for (int eight = 0; eight < COLUMNS / 8; eight++) {
+    float2 own = __ldg(reinterpret_cast<const float2*>(extras.column_scales + column + eight * 8 + lane % 4 * 2));
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      total[eight * 4 + i * 2] *= own.x * scale[i];
+      total[eight * 4 + i * 2 + 1] *= own.y * scale[i];
+    }
   }
 }
 
@@ -164,6 +189,21 @@ __device__ void put_scaled(const float* total, const float (&scale)[2], const Pl
   }
 }
 
+// Sums as they are: the four lanes of a row write whole sectors.
+__device__ void write_plain(const float* total, const Extras& extras, int row, int column, int num_rows, int lane) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    float* out = extras.plain + static_cast<u64>(row + 8 * i) * extras.columns;
+    if (row + 8 * i >= num_rows) continue;
+#pragma unroll
+    for (int eight = 0; eight < COLUMNS / 8; eight++) {
+      int at = column + eight * 8 + lane % 4 * 2;
+      float2 value = make_float2(total[eight * 4 + i * 2], total[eight * 4 + i * 2 + 1]);
+      if (at < extras.columns) *reinterpret_cast<float2*>(out + at) = value;
+    }
+  }
+}
+
 // RMS-norm one head of query or key rows, and rotate it by the rows' positions.
 __device__ void norm_and_rotate(const float* total, const Extras& extras, const u32* norm, float factor,
                                 const Angles& angles, const float (&scale)[2], const Place& place) {
@@ -195,7 +235,7 @@ __device__ void norm_and_rotate(const float* total, const Extras& extras, const 
 // ---- The kernel ----------------------------------------------------------------------------------------------------
 
 __device__ void produce(Tiles tiles, const Ring& ring, const TensorMap& activations, const TensorMap& weight,
-                        int depth_tiles) {
+                        int first_depth, int depth_tiles) {
   Slot slot;
   int row, column, ahead = 0;
   bool has_waited = false, leads = is_elected();
@@ -206,7 +246,7 @@ __device__ void produce(Tiles tiles, const Ring& ring, const TensorMap& activati
       if (leads) {
         for (int k = 0; k < ahead; k++) {
           barrier_expect(ring.is_full(k), SLOT_BYTES);
-          load_box(ring.weight(k), weight, k * DEPTH, column, ring.is_full(k));
+          load_box(ring.weight(k), weight, (first_depth + k) * SLOT_DEPTH, column, ring.is_full(k));
         }
       }
       wait_for_previous();
@@ -218,9 +258,9 @@ __device__ void produce(Tiles tiles, const Ring& ring, const TensorMap& activati
       if (leads) {
         if (k >= ahead) {
           barrier_expect(ring.is_full(at), SLOT_BYTES);
-          load_box(ring.weight(at), weight, k * DEPTH, column, ring.is_full(at));
+          load_box(ring.weight(at), weight, (first_depth + k) * SLOT_DEPTH, column, ring.is_full(at));
         }
-        load_box(ring.activations(at), activations, k * DEPTH, row, ring.is_full(at));
+        load_box(ring.activations(at), activations, (first_depth + k) * SLOT_DEPTH, row, ring.is_full(at));
       }
     }
   }
@@ -237,8 +277,30 @@ __device__ void store_staged(const TensorMap& out, int column, int row, u32 stag
   }
 }
 
-__device__ void multiply_tiles(Tiles tiles, const Ring& ring, u32 staged, u32 residual_is_there, const TensorMap& out,
-                               const Extras& extras, int num_rows, int depth_tiles, int index) {
+// What a second block has multiplied: sent to the first, and added there.
+__device__ void add_up(float (&total)[REGISTERS], u32 partial, u32 is_there, u32 rank, int thread) {
+#pragma unroll
+  for (int four = 0; four < REGISTERS; four += 4) {
+    u32 address = partial + (four / 4 * 128 + thread) * 16;
+    if (rank == 1) send(address_in(address, 0), total + four, address_in(is_there, 0));
+  }
+  if (rank == 1) return;
+  barrier_wait(is_there, 0);
+#pragma unroll
+  for (int four = 0; four < REGISTERS; four += 4) {
+    float4 other;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(other.x), "=f"(other.y), "=f"(other.z), "=f"(other.w)
+                 : "r"(partial + (four / 4 * 128 + thread) * 16) : "memory");
+    total[four] += other.x;
+    total[four + 1] += other.y;
+    total[four + 2] += other.z;
+    total[four + 3] += other.w;
+  }
+}
+
+__device__ void multiply_tiles(Tiles tiles, const Ring& ring, u32 staged, u32 residual_is_there, u32 partial,
+                               u32 partial_is_there, u32 rank, const TensorMap& out, const Extras& extras, int num_rows,
+                               int depth_tiles, int index) {
   int thread = threadIdx.x % 128;
   Place place = {staged, thread / 32 * 16 + thread % 32 / 4, thread % 32};
   Slot slot;
@@ -247,7 +309,8 @@ __device__ void multiply_tiles(Tiles tiles, const Ring& ring, u32 staged, u32 re
   wait_for_previous();
   for (; tiles.take(row, column); residual_parity ^= 1) {
     int first = row + index * 64;
-    if (KIND == ADDED && thread == 0) {
+    if (SPLIT == 2 && rank == 0 && thread == 0) barrier_expect(partial_is_there, PARTIAL_BYTES);
+    if (KIND == ADDED && rank == 0 && thread == 0) {
       wait_until_stores_are_read();
       barrier_expect(residual_is_there, STAGED_BYTES);
       for (int panel = 0; panel < STAGED_COLUMNS / 64; panel++)
@@ -262,21 +325,28 @@ __device__ void multiply_tiles(Tiles tiles, const Ring& ring, u32 staged, u32 re
       u64 b = matrix_descriptor(ring.weight(slot.index));
       multiply_begin();
 #pragma unroll
-      for (int part = 0; part < DEPTH / 16; part++) multiply(total, a + 2 * part, b + 2 * part, k != 0 || part != 0);
+      for (int part = 0; part < ROW_BYTES / 32; part++) multiply(total, a + 2 * part, b + 2 * part, k != 0 || part != 0);
       multiply_commit();
       multiply_wait<1>();
       if (k > 0 && thread == 0) barrier_arrive(ring.is_empty(previous));
       previous = slot.index;
     }
     // While the last of it runs:
-    float scale[2];
+    float scale[2] = {1.0f, 1.0f};
     Angles angles;
-    if (KIND != ADDED) norm_scales(extras, first + place.first, num_rows, scale);
+    if (!IS_FP8 && (KIND == HEADS || KIND == GATED)) norm_scales(extras, first + place.first, num_rows, scale);
     if (KIND == HEADS) angles.load(extras, first + place.first, num_rows, place.lane);
     multiply_wait<0>();
     if (thread == 0) barrier_arrive(ring.is_empty(previous));
+    if (SPLIT == 2) {
+      add_up(total, partial, partial_is_there, rank, thread);
+      if (rank == 1) continue;  // and ends: blocks that split take one tile
+    }
+    if (IS_FP8) scale_back(total, extras, first + place.first, column, num_rows, place.lane);
 
-    if (KIND == ADDED) {
+    if (KIND == PLAIN) {
+      write_plain(total, extras, first + place.first, column, num_rows, place.lane);
+    } else if (KIND == ADDED) {
       barrier_wait(residual_is_there, residual_parity);
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -316,31 +386,37 @@ product(const __grid_constant__ TensorMap activations, const __grid_constant__ T
   extern __shared__ char memory[];
   u32 base = (shared_address(memory) + 1023) & ~1023u;
   u32 staging = base + STAGES * SLOT_BYTES;
-  u32 barriers = staging + WARPGROUPS * STAGED_BYTES;
+  u32 partial = staging + WARPGROUPS * STAGED_BYTES;
+  u32 barriers = partial + WARPGROUPS * PARTIAL_BYTES;
   Ring ring = {base, barriers, barriers + STAGES * 8};
   u32 residual_is_there = barriers + 2 * STAGES * 8;
+  u32 partial_is_there = residual_is_there + WARPGROUPS * 8;
 
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < STAGES; slot++) {
       barrier_init(ring.is_full(slot), 1);
       barrier_init(ring.is_empty(slot), WARPGROUPS);
     }
-    for (int index = 0; index < WARPGROUPS; index++) barrier_init(residual_is_there + index * 8, 1);
+    for (int index = 0; index < 2 * WARPGROUPS; index++) barrier_init(residual_is_there + index * 8, 1);
     show_to_tma();
   }
-  __syncthreads();
+  if (SPLIT == 1) __syncthreads();
+  else sync_cluster();
   start_next();
 
+  u32 rank = SPLIT == 1 ? 0 : rank_in_cluster();
+  depth_tiles /= SPLIT;
   int num_rows = *num_rows_at;
   Tiles tiles(num_rows, column_tiles);
   int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // the compiler then knows that it is one for all lanes
   if (warp >= WARPGROUPS * 4) {
     if (IS_ALONE) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == WARPGROUPS * 4) produce(tiles, ring, activations, weight, depth_tiles);
+    if (warp == WARPGROUPS * 4) produce(tiles, ring, activations, weight, rank * depth_tiles, depth_tiles);
   } else {
     if (IS_ALONE) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     int index = warp / 4;
-    multiply_tiles(tiles, ring, staging + index * STAGED_BYTES, residual_is_there + index * 8, out, extras, num_rows,
-                   depth_tiles, index);
+    multiply_tiles(tiles, ring, staging + index * STAGED_BYTES, residual_is_there + index * 8,
+                   partial + index * PARTIAL_BYTES, partial_is_there + index * 8, rank, out, extras, num_rows, depth_tiles,
+                   index);
   }
 }

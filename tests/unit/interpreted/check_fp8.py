@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from omnivoice import EngineConfig
 from omnivoice.attention import SdpaAttention
-from omnivoice.chunk_run import ChunkRun
 from omnivoice.executor import EagerExecutor
 from omnivoice.graph.executor import GraphExecutor
 from omnivoice.graph.fp8 import FP8, QuantisedModel, Weight, multiply_scaled
@@ -25,7 +24,6 @@ from omnivoice.graph.tiles import WIDE
 from omnivoice.kernels import fp8
 from omnivoice.kernels.attention import Blocks
 from omnivoice.model.backbone import GATE_GROUP, Backbone, in_turns
-from omnivoice.parameters import SamplingParams
 
 EPS = 1e-6
 WIDTHS = [64, 80, 1040]
@@ -148,10 +146,10 @@ def multiply_wide(rows: torch.Tensor, scales: torch.Tensor, weight: Weight, out:
     out.copy_((rows.float() * scales) @ weight.wide(torch.float32).T)
 
 
-def executor_of(folded: Backbone, quantises_out: bool) -> tuple[GraphExecutor, QuantisedModel]:
+def executor_of(folded: Backbone) -> tuple[GraphExecutor, QuantisedModel]:
     capacity = Capacity(64, 4)
     buffers = Buffers.of(folded, capacity, fp8=True)
-    model = QuantisedModel(folded, capacity, torch.float32, multiply_wide, quantises_out)
+    model = QuantisedModel(folded, capacity, torch.float32, multiply_wide)
     tiles = {32: WIDE, 64: WIDE._replace(prepares_keys=True, attention=Blocks(64, 64))}
     graphs = Graphs(
         lambda bucket: model.program(buffers, bucket, tiles[bucket]), (32, 64), buffers.tables["sizes"],
@@ -171,24 +169,11 @@ def backbone() -> Backbone:
 
 def test_without_rounding_the_codes_are_those_of_eager(backbone: Backbone) -> None:
     """Everything of the program but fp8 itself: runs that join, leave and pause, on both buckets; and the fallback."""
-    executor, model = executor_of(backbone.folded(), quantises_out=True)
+    executor, model = executor_of(backbone.folded())
     expected = in_step_mode(EagerExecutor(backbone), runs())
     for found in (in_step_mode(executor, runs()), in_step_mode(EagerExecutor(model.backbone), runs())):
         assert all(int(codes.max()) < 1024 for codes in found)
         assert agreement(found, expected) >= 0.98
-
-
-def test_the_output_projection_may_stay_as_it_is(backbone: Backbone) -> None:
-    """One step that unmasks everything."""
-    executor, model = executor_of(backbone.folded(), quantises_out=False)
-    results = []
-    for one in (EagerExecutor(backbone), executor, EagerExecutor(model.backbone)):
-        made = [ChunkRun("a", 0, [5, 9], None, 9, SamplingParams(num_step=1), seed=1)]
-        one.set_runs(made)
-        one.step()
-        results.append([one.codes(run) for run in made])
-    expected, *others = results
-    assert all(agreement(found, expected) >= 0.98 for found in others)
 
 
 @pytest.mark.parametrize("option", [{"fp8": True}, {"fp8": True, "dtype": "bfloat16"}], ids=str)
