@@ -36,7 +36,7 @@ class ChunkRun:
     codes: torch.Tensor | None = None
     step: int = 0
     batch_size: int = 1
-    schedule: list[int] = field(init=False)
+    schedule: tuple[int, ...] = field(init=False)
     prompt_rows: NDArray[np.int32] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -120,7 +120,8 @@ def forced_tokens(engine: Engine, states: Sequence[State], params: SamplingParam
             for state in states[first : first + FORCED_BATCH]:
                 run = run_of(engine, state.utterance, params)
                 run.step, run.codes = state.step, torch.from_numpy(state.before).to(engine.codec.device)
-                run.schedule[state.step] = int(state.masked.sum())
+                masked, after = int(state.masked.sum()), state.step + 1
+                run.schedule = (*run.schedule[: state.step], masked, *run.schedule[after:])
                 runs.append(run)
             executor.set_runs(runs)
             executor.step()

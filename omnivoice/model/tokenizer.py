@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -27,6 +28,8 @@ class PromptTokenizer:
     def __init__(self, tokenizer: Tokenizer, control_ids: Mapping[str, int]) -> None:
         self._tokenizer = tokenizer
         self._control_ids = dict(control_ids)
+        self._cached = lru_cache(maxsize=1024)(self.encode)
+        """For what many requests have in common."""
 
     @classmethod
     def from_folder(cls, folder: Path, text_vocab_size: int) -> PromptTokenizer:
@@ -61,6 +64,10 @@ class PromptTokenizer:
         """Ids before the reference codes: `[denoise] lang … instruct … text …`."""
         control = self._control_ids
         ids = [control["<|denoise|>"]] if denoise else []
-        for name, content in (("lang", language or "None"), ("instruct", instruct or "None"), ("text", text)):
-            ids += [control[f"<|{name}_start|>"], *self.encode(content), control[f"<|{name}_end|>"]]
+        for name, content in (
+            ("lang", self._cached(language or "None")),
+            ("instruct", self._cached(instruct or "None")),
+            ("text", self.encode(text)),
+        ):
+            ids += [control[f"<|{name}_start|>"], *content, control[f"<|{name}_end|>"]]
         return ids

@@ -26,7 +26,8 @@ def _timesteps(num_step: int) -> NDArray[np.float32]:
     return timesteps
 
 
-def unmask_counts(frames: int, num_step: int, t_shift: float) -> list[int]:
+@lru_cache(maxsize=4096)
+def unmask_counts(frames: int, num_step: int, t_shift: float) -> tuple[int, ...]:
     """Return the number of cells that each of `num_step` steps unmasks; they sum to 8 · `frames`.
 
     With τ = `t_shift`, r = τ·x / (1 + (τ−1)·x) is the share revealed at x = n / num_step. It is computed in float32,
@@ -41,4 +42,4 @@ def unmask_counts(frames: int, num_step: int, t_shift: float) -> list[int]:
         count = min(math.ceil(num_cells * float(revealed[n + 1] - revealed[n])), remaining)
         counts.append(count)
         remaining -= count
-    return [*counts, remaining]
+    return (*counts, remaining)

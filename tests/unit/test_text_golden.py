@@ -82,4 +82,4 @@ def test_add_punctuation(case: dict[str, Any]) -> None:
 
 @golden("schedule")
 def test_schedule(case: dict[str, Any]) -> None:
-    assert unmask_counts(case["frames"], case["num_step"], case["t_shift"]) == case["unmask_counts"]
+    assert list(unmask_counts(case["frames"], case["num_step"], case["t_shift"])) == case["unmask_counts"]
