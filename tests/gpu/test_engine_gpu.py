@@ -12,7 +12,7 @@ import pytest
 import torch
 from published import published_checkpoint
 
-from bench.smoke import SENTENCE
+from bench.texts import SENTENCES
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest
 from omnivoice.attention import SdpaAttention, VarlenAttention
 from omnivoice.model.backbone import Backbone
@@ -43,7 +43,9 @@ def engine(published_size: Path) -> Iterator[Engine]:
 
 def sentences(count: int, num_step: int = 32) -> list[SynthesisRequest]:
     params = SamplingParams(num_step=num_step)
-    return [SynthesisRequest(f"{SENTENCE} {index}", language="en", seed=index, params=params) for index in range(count)]
+    return [
+        SynthesisRequest(f"{SENTENCES[0]} {index}", language="en", seed=index, params=params) for index in range(count)
+    ]
 
 
 def test_varlen_equals_sdpa_within_bf16() -> None:
