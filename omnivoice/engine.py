@@ -21,7 +21,7 @@ from omnivoice.hub import checkpoint_folder
 from omnivoice.model.backbone import Backbone
 from omnivoice.model.codec import Codec
 from omnivoice.model.tokenizer import PromptTokenizer
-from omnivoice.parameters import SAMPLE_RATE
+from omnivoice.parameters import SAMPLE_RATE, SamplingParams
 from omnivoice.pending import Pending
 from omnivoice.planning import ChunkPlan, plan
 from omnivoice.request import Codes, SynthesisRequest, SynthesisResult, Timings, VoicePrompt, Waveform
@@ -32,6 +32,8 @@ from omnivoice.voice import VoiceCache, check_samples, encode_voice
 log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 1.0
+TRIAL = SynthesisRequest("One.", "en", duration=0.5, seed=0, params=SamplingParams(num_step=1))
+"""What an engine says to itself before it is ready."""
 """A step that has nothing to unmask waits up to this long for the finisher."""
 
 
@@ -181,6 +183,9 @@ class Engine:
             self._executor.warm_up()
         if self._stream is not None:
             self._finisher.warm_up()
+        [result] = self.generate([TRIAL])
+        if result.error is not None:
+            log.warning("a trial request failed: %s", result.error)
         log.info("warm after %.1f s", time.perf_counter() - start)
 
     def _run(self, pending: Pending, index: int, chunk: ChunkPlan) -> ChunkRun:

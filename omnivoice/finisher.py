@@ -19,13 +19,11 @@ from omnivoice.device import Mark, on_stream, to_host
 from omnivoice.errors import GenerationFailed, OmniVoiceError
 from omnivoice.finishing import finish
 from omnivoice.model.codec import Codec
+from omnivoice.model.codec.passes import PASS_SIZES
 from omnivoice.parameters import CODEBOOK_SIZE, NUM_CODEBOOKS, SamplingParams
 from omnivoice.request import Codes, VoicePrompt, Waveform
 
 log = logging.getLogger(__name__)
-
-
-WARM_FRAMES = (25, 104, 375, 1000, 2000)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,8 +74,8 @@ class Finisher:
         self._callback: Callable[[], None] | None = None
 
     def warm_up(self) -> None:
-        """Have the decoder's kernels compiled and chosen for a few lengths, before the first request needs them."""
-        for frames in WARM_FRAMES:
+        """Have the decoder's kernels compiled, and chosen for every size of a pass, before a request needs them."""
+        for frames in PASS_SIZES:
             chunk = torch.zeros(frames, NUM_CODEBOOKS, dtype=torch.int32, device=self._device)
             self.submit([Unmasked(None, [chunk], SamplingParams(), None)])
             self._executor.submit(lambda: None).result()

@@ -51,3 +51,7 @@ def bucket(num_frames: int) -> int:
     """
     step = max(MIN_STEP, (1 << ((num_frames - 1).bit_length() - 1)) // STEPS_PER_OCTAVE if num_frames > 1 else 0)
     return -(-num_frames // step) * step
+
+
+PASS_SIZES = tuple(sorted({bucket(num_frames) for num_frames in range(1, MAX_PASS_FRAMES + 1)}))
+"""All sizes of a pass but those of a single row that is longer."""
