@@ -31,7 +31,10 @@ class Team:
 
     @contextmanager
     def led(self) -> Iterator[None]:
-        """Have the caller of a team of two use one of torch's threads, as the other does, until this is left."""
+        """Have the caller of a team of two use one of torch's threads, as the other does, until this is left.
+
+        So does any thread that torch meets meanwhile, unless it says otherwise (`set_threads`).
+        """
         if self.size == 1:
             yield
             return

@@ -100,13 +100,13 @@ class CpuBackbone(Backbone):
         return hidden
 
     def _find_heads(self, layer: CpuLayer, rows: Memory) -> None:
-        """Find normed and rotated queries and keys, and values."""
+        """Fill in queries and keys, normed and rotated, and values."""
         torch.mm(self._unit(rows), layer.qkv, out=rows.heads)
         rows.query_key.div_(_lengths(rows.query_key, self._head_floor)).mul_(layer.qk_norm)
         rows.planes.mul_(rows.turns)
 
     def _mix(self, layer: CpuLayer, rows: Memory) -> None:
-        """Add attention."""
+        """Add what the rows attend to."""
         if not rows.sequences:  # fewer rows than threads
             return
         parts = [
@@ -123,13 +123,17 @@ class CpuBackbone(Backbone):
         rows.hidden.addmm_(rows.gate.mul_(rows.up), layer.down)
 
     def _unit(self, rows: Memory, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the rows at length one, in `out` or in memory that the next call takes."""
         out = rows.unit if out is None else out
         return torch.div(rows.hidden, _lengths(rows.hidden, self._row_floor), out=out)
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a thread's rows are computed in, and views of it.
+    """What a thread's rows (n) are computed in, and views of it.
+
+    `heads` is (n, qkv_width), `query_key` its (n, heads + kv_heads, head_dim) and `planes` that as complex numbers;
+    `sequences` has query, key and value (1, heads, rows, head_dim) for every sequence that the rows lie in.
 
     Making one takes Python's lock about as long as an operation does, and the other thread waits: all are made before
     the first layer.
