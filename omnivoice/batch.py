@@ -54,8 +54,13 @@ class Batch:
         step = self._step[self._rows.segment]
         confidence = torch.empty_like(self._codes, dtype=self._backbone.score_dtype)
         tokens = torch.empty_like(self._codes)
-        for tile in self._tiles:
-            confidence[tile], tokens[tile] = self._choose_tokens(guided, tile, step)
+        team = self._backbone.team
+
+        def score(part: int, meet: Callable[[], None]) -> None:
+            for tile in self._tiles[part :: team.size]:
+                confidence[tile], tokens[tile] = self._choose_tokens(guided, tile, step)
+
+        team.run(score)
         # A cell whose scores are not finite keeps the mask: the request that owns it fails when it ends, alone.
         tokens = tokens.masked_fill(~confidence.isfinite(), self._mask_id)
         scores = position_scores(confidence, self._rows, step)

@@ -16,6 +16,7 @@ from omnivoice.chunk_run import ChunkRun
 from omnivoice.config import EngineConfig
 from omnivoice.model.backbone import Backbone
 from omnivoice.model.cpu import CpuBackbone, fits_cpu
+from omnivoice.team import Team
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +57,10 @@ class EagerExecutor:
         self._runs = tuple(runs)
 
     def step(self) -> None:
-        if self._batch is None:
-            self._batch = Batch(self.backbone, self._runs)
-        self._batch.step()
+        with self.backbone.team.led():
+            if self._batch is None:
+                self._batch = Batch(self.backbone, self._runs)
+            self._batch.step()
         for run in self._runs:
             run.step += 1
 
@@ -112,4 +114,6 @@ def pick_executor(backbone: Backbone, config: EngineConfig) -> Executor:
     if config.fp8:
         raise ValueError("fp8: this model's sizes are none that the kernels can run")
     log.info("executor: eager")
-    return EagerExecutor(CpuBackbone(backbone) if fits_cpu(backbone) else backbone)
+    if not fits_cpu(backbone):
+        return EagerExecutor(backbone)
+    return EagerExecutor(CpuBackbone(backbone, Team.of_threads(torch.get_num_threads())))

@@ -22,6 +22,7 @@ from omnivoice.model.codec import Codec
 from omnivoice.model.codec.passes import PASS_SIZES
 from omnivoice.parameters import CODEBOOK_SIZE, NUM_CODEBOOKS, SamplingParams
 from omnivoice.request import Codes, VoicePrompt, Waveform
+from omnivoice.team import set_threads, threads_each
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,9 @@ class Finisher:
         self._codec = codec
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="finisher")
+        self._executor = ThreadPoolExecutor(
+            1, "finisher", initializer=set_threads, initargs=(threads_each(torch.get_num_threads()),)
+        )
         self._changed = Condition()
         self._waiting: deque[Unmasked] = deque()
         self._finished: deque[Finished] = deque()

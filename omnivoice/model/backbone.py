@@ -15,6 +15,7 @@ from omnivoice.errors import CheckpointError
 from omnivoice.model.checkpoint import load_tensors
 from omnivoice.model.config import GATE_GROUP, ModelConfig
 from omnivoice.packing import Packing
+from omnivoice.team import Team
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Layer:
 
 class Backbone:
     """Embeddings, layers and heads. Holds weights only: every call is a pure function of its arguments."""
+
+    team = Team()
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], attention: Attention) -> None:
         self.config = config

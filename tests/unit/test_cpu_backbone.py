@@ -12,6 +12,7 @@ from omnivoice.executor import EagerExecutor, pick_executor
 from omnivoice.model.backbone import Backbone
 from omnivoice.model.cpu import CpuBackbone
 from omnivoice.packing import Packing
+from omnivoice.team import Team
 
 CPU = torch.device("cpu")
 
@@ -27,20 +28,27 @@ def plain(dtype: torch.dtype) -> Backbone:
     return backbone
 
 
+# A cut for two threads inside the first sequence, inside the second, between two, behind most; then one row for two.
+LENGTHS = ([30, 11, 0, 1], [12, 30], [0, 21, 21], [42], [1])
+
+
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
-def test_the_same_logits_as_the_plain_backbone(dtype: torch.dtype, limit: float) -> None:
-    """Rows of very different lengths, a row of zeros, an empty sequence, and only some of the codebooks."""
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_same_logits_as_the_plain_backbone(size: int, lengths: list[int], dtype: torch.dtype, limit: float) -> None:
+    """Rows of very different lengths, a row of zeros, empty sequences, and only some of the codebooks."""
     backbone = plain(dtype)
-    packing = Packing.of([30, 11, 0, 1], CPU)
-    hidden = torch.randn(42, backbone.config.hidden_size, dtype=dtype, generator=torch.Generator().manual_seed(2))
-    hidden *= torch.logspace(-4, 2, 42, dtype=dtype)[:, None]
-    hidden[7] = 0
+    packing = Packing.of(lengths, CPU)
+    rows = packing.num_rows
+    hidden = torch.randn(rows, backbone.config.hidden_size, dtype=dtype, generator=torch.Generator().manual_seed(2))
+    hidden *= torch.logspace(-4, 2, rows, dtype=dtype)[:, None]
+    hidden[7:8] = 0
     given = hidden.clone()
-    fast = CpuBackbone(backbone)
+    fast = CpuBackbone(backbone, Team(size))
     with torch.inference_mode():
         found = fast.logits(fast.forward(hidden, packing), slice(2, 5))
         expected = backbone.logits(backbone.forward(hidden, packing), slice(2, 5))
-    assert found.shape == (42, 3, backbone.config.audio_vocab_size)
+    assert found.shape == (rows, 3, backbone.config.audio_vocab_size)
     assert float((found - expected).norm() / expected.norm()) < limit
     assert torch.equal(hidden, given)
 
