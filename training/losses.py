@@ -13,9 +13,11 @@ from omnivoice.parameters import SAMPLE_RATE
 FFT_SIZES = (2048, 1024, 512, 256, 128, 64)
 MEL_BANDS = (160, 80, 40, 20, 12, 8)
 STFT_WEIGHT = 0.3
-FLOOR = 5e-5
-"""Amplitude under which a difference hardly counts: quiet consonants are above it (at four times as much, a teacher
-whose quieter bins were set to zero had 12.9% of words wrong instead of 10.8%)."""
+FLOOR, FLOOR_ABOVE = 5e-5, 2e-3
+"""Amplitudes under which a difference hardly counts. Quiet consonants are above the first (at four times as much, a
+teacher whose quieter bins were set to zero had 12.9% of words wrong instead of 10.8%). The second is for what is above
+`TOP_HERTZ`, where the teachers say nothing: to be quiet is enough there; to be silent took most of the gradient."""
+TOP_HERTZ = 8_000
 
 
 class SpectralLoss(nn.Module):
@@ -24,19 +26,23 @@ class SpectralLoss(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         for size, bands in zip(FFT_SIZES, MEL_BANDS, strict=True):
-            self.register_buffer(f"mel{size}", mel_filters(size, bands))
+            mel = mel_filters(size, bands)
+            floor = torch.where(torch.linspace(0, SAMPLE_RATE / 2, size // 2 + 1) > TOP_HERTZ, FLOOR_ABOVE, FLOOR)
+            self.register_buffer(f"mel{size}", mel)
+            self.register_buffer(f"floor{size}", floor[:, None])
             self.register_buffer(f"window{size}", torch.hann_window(size))
 
     def forward(self, found: Tensor, wanted: Tensor) -> Tensor:
         loss = found.new_zeros(())
         for size in FFT_SIZES:
-            window, mel = self.get_buffer(f"window{size}"), self.get_buffer(f"mel{size}")
+            window, mel, floor = (self.get_buffer(f"{name}{size}") for name in ("window", "mel", "floor"))
             both = torch.stft(
                 torch.cat([found, wanted]), size, size // 4, window=window, return_complex=True, pad_mode="constant"
             )
             magnitude = (both.real.square() + both.imag.square() + 1e-12).sqrt() * (4 / size)
-            for values, weight in ((mel @ magnitude, 1.0), (magnitude, STFT_WEIGHT)):
-                ours, theirs = (values + FLOOR).log().chunk(2)
+            above = magnitude + floor
+            for values, weight in ((mel @ above, 1.0), (above, STFT_WEIGHT)):
+                ours, theirs = values.log().chunk(2)
                 loss = loss + weight * F.l1_loss(ours, theirs) / len(FFT_SIZES)
         return loss
 

@@ -25,9 +25,9 @@ from training.documents import IGNORED, MASK, Documents, pack
 from training.export import TooLarge
 from training.export import run as export
 from training.generator import new_weights, orthogonal, write_config
-from training.losses import mel_filters
+from training.losses import SpectralLoss, mel_filters
 from training.recipe import FULL, TINY, VOICES, Phase
-from training.speech import FliteVoice, ToneVoice, gather_libraries, resampled, speak
+from training.speech import FliteVoice, ToneVoice, balanced, gather_libraries, resampled, speak
 from training.stage import Stage
 from training.text import Line, make_lines, read_lines, templates, wordnet_sentences, write_lines
 
@@ -275,6 +275,25 @@ def test_a_voice_s_top_octave_has_no_mirror_image() -> None:
     power = np.square(np.abs(np.fft.rfft(finer)))  # a bin a hertz
     assert power[6_900:7_100].sum() > 0.999 * power.sum()
     assert power[8_000:].sum() < 1e-8 * power.sum()
+
+
+def test_a_balanced_voice_has_its_pitch_turned_down_and_its_words_as_they_were() -> None:
+    time = np.arange(24_000) / 24_000
+    for hertz, wanted in ((100, -10.0), (250, -10.0), (500, -4.0), (1_000, 0.0), (6_000, 0.0)):
+        tone = (np.sin(2 * np.pi * hertz * time) * np.hanning(24_000)).astype(np.float32)
+        found = balanced(tone)
+        assert len(found) == len(tone)
+        change = 20 * np.log10(np.linalg.norm(found) / np.linalg.norm(tone))
+        assert change == pytest.approx(wanted, abs=0.1), hertz
+
+
+def test_the_loss_minds_what_is_quiet_but_not_what_lies_above_the_teachers() -> None:
+    """A whisper at -70 dB that is missing, at 3 kHz and at 10."""
+    loss, time = SpectralLoss(), torch.arange(24_000) / 24_000
+    speech = 0.1 * torch.sin(2 * torch.pi * 200 * time)
+    low, high = (3e-4 * torch.sin(2 * torch.pi * hertz * time) for hertz in (3_000, 10_000))
+    assert loss(speech[None], speech[None]) == 0
+    assert loss((speech + low)[None], speech[None]) > 5 * loss((speech + high)[None], speech[None])
 
 
 def test_resampling_in_torch_is_the_engine_s() -> None:
