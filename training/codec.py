@@ -213,6 +213,10 @@ class Trainer:
     def __init__(self, folder: Path, recipe: CodecRecipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
         self.network = new_network(folder).to(device)
+        if device.type == "cuda":
+            from training.snake import fuse_snakes  # noqa: PLC0415 - Triton is there where CUDA is
+
+            fuse_snakes(self.network)
         self.averages = Averages(*self.network.quantizer.layers()[0].codebook.embed.shape).to(device)
         self.loss = SpectralLoss().to(device)
         self.rate = torch.zeros((), device=device)

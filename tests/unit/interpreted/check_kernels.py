@@ -6,6 +6,7 @@ import interpreter  # noqa: F401  first: it mends what the kernels run on
 import pytest
 import torch
 from torch.nn import functional
+from transformers.models.dac.modeling_dac import Snake1d
 
 from omnivoice.attention import SdpaAttention
 from omnivoice.kernels import attention, products, rows, unmask
@@ -13,6 +14,7 @@ from omnivoice.model.backbone import _rotate, apart
 from omnivoice.packing import Packing
 from omnivoice.philox import split_seed
 from omnivoice.sampling import RowParams, draw_tokens, pick_cells, position_scores, token_log_probs
+from training.snake import EPSILON, fuse_snakes
 
 EPS = 1e-6
 
@@ -262,3 +264,20 @@ def test_picks_are_those_of_two_stable_sorts() -> None:
     expected = pick_cells(scores, segment, wanted) & ~scores.isneginf()
     assert torch.equal(codes != 1024, expected)
     assert torch.equal(codes[expected], tokens[expected])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 1500), (1, 5, 7)])
+def test_snake_and_its_gradients_are_torch_s(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(1)
+    x, alpha, given = 3 * torch.randn(shape), 0.3 + torch.rand(1, shape[1], 1), torch.randn(shape)
+    exact = [tensor.double().requires_grad_() for tensor in (x, alpha)]
+    wanted = exact[0] + (exact[1] + EPSILON).reciprocal() * torch.sin(exact[1] * exact[0]).pow(2)
+    wanted.backward(given.double())
+    network = torch.nn.Sequential(Snake1d(shape[1]))
+    network[0].alpha.data.copy_(alpha)
+    fuse_snakes(network)
+    x.requires_grad_()
+    found = network(x)
+    found.backward(given)
+    for ours, theirs in ((found, wanted), (x.grad, exact[0].grad), (network[0].alpha.grad, exact[1].grad)):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-4)
