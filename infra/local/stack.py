@@ -256,9 +256,9 @@ class Stack:
 def condition(record: Record) -> str:
     """What has become of a service, for whoever asks. A process that is there may still not answer."""
     if not record.is_running:
-        return "has ended"
-    silent = "" if probes.answers(record.address) else " but does not answer"
-    return f"runs as process {record.process.pid}{silent}"
+        return "has ended", False
+    answers = probes.answers(record.address)
+    return f"runs as process {record.process.pid}{'' if answers else ' but does not answer'}", answers
 
 
 def changed(service: Service, record: Record) -> list[str]:

@@ -124,15 +124,19 @@ def test_demo_speaks_the_sentence_and_leaves_nothing_behind(stack: LocalStack, t
 @pytest.mark.timeout(300)
 def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalStack, tmp_path: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    api_port, metrics_port = (str(port) for port in free_ports(2))
+    variables = {"OMNIVOICE_SYNTHESIZER": "tone", "OMNIVOICE_WORKER_METRICS_PORT": metrics_port}
     try:
-        first = stack.run("up", OMNIVOICE_SYNTHESIZER="tone", OMNIVOICE_API_PORT=str(free_ports(1)[0]))
+        first = stack.run("up", **variables, OMNIVOICE_API_PORT=api_port)
         assert first.returncode == 0, first.stderr + first.stdout
         running = stack.processes("stack")
         assert set(running) == {"redis", "s3", "api", "worker"}
         assert {process.pid for process in running.values()} <= set(stack.own_processes())
         assert_keys_are_private(stack.folder / "stack", first.stdout + first.stderr)
 
-        again = stack.run("up", OMNIVOICE_SYNTHESIZER="tone")
+        assert stack.run("status").returncode == 0
+
+        again = stack.run("up", **variables)
         assert again.returncode == 0, again.stderr
         assert stack.processes("stack") == running
 
@@ -152,7 +156,7 @@ def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalSt
         assert told.returncode == 0, told.stderr
         assert "requeue" in told.stdout
 
-        changed = stack.run("up", OMNIVOICE_SYNTHESIZER="tone", OMNIVOICE_MAX_WAIT_MS="10")
+        changed = stack.run("up", **variables, OMNIVOICE_MAX_WAIT_MS="10")
         assert changed.returncode == 0, changed.stderr
         for name in ("api", "worker"):
             line = f"{name}: is restarted, its settings have changed: OMNIVOICE_MAX_WAIT_MS"
@@ -187,6 +191,9 @@ def test_jobs_survive_a_kill_of_redis(stack: LocalStack) -> None:
         os.kill(redis.pid, signal.SIGKILL)  # while most of them wait
         assert [answer.status_code for answer in answers] == [202] * 40
         wait_until(lambda: not redis.is_running, 10.0, "the end of Redis")
+        status = stack.run("status")
+        assert status.returncode == 1
+        assert re.search(r"^redis .* has ended; log: ", status.stdout, re.MULTILINE)
         last_words = stack.log("redis")
 
         again = stack.run("up", **variables)
@@ -280,6 +287,12 @@ def test_an_interrupt_cuts_no_stopping_short(stack: LocalStack, tmp_path: Path) 
     assert set(now) == {"redis", "s3"}, "those with changed settings are gone, wholly; the others run on"
     assert all(process.is_running and process == before[name] for name, process in now.items())
 
+    status = stack.run("status")
+    assert status.returncode == 1
+    assert [line.split()[:3] for line in status.stdout.splitlines()[2:]] == [
+        ["api", "was", "stopped;"],
+        ["worker", "was", "stopped;"],
+    ]
     assert stack.run("up", **tones).returncode == 0
     running = stack.processes("stack")
     assert set(running) == set(before)
@@ -372,13 +385,14 @@ def assert_silent_services_are_told_of(stack: LocalStack) -> None:
         process_id = running[silent].pid
         os.kill(process_id, signal.SIGSTOP)
         try:
-            status = stack.run("status").stdout
+            status = stack.run("status")
             if silent == "redis":
                 assert_refused(stack.run("up", **settings), f"redis runs as process {process_id} but does not answer")
         finally:
             os.kill(process_id, signal.SIGCONT)
-        assert f"runs as process {process_id} but does not answer;" in status
-        assert f"runs as process {running[other].pid};" in status
+        assert f"runs as process {process_id} but does not answer;" in status.stdout
+        assert f"runs as process {running[other].pid};" in status.stdout
+        assert status.returncode == 1
     assert stack.processes("stack") == running
 
 
@@ -390,7 +404,7 @@ def assert_refused(result: subprocess.CompletedProcess[str], reason: str) -> str
     return line
 
 
-def test_a_doctor_without_a_stack_is_one_line(stack: LocalStack) -> None:
+def test_doctor_and_status_without_a_stack_are_one_line(stack: LocalStack) -> None:
     (stack.folder / "stack" / "state.json").unlink()
     assert_refused(stack.run("doctor"), "nothing was started here; start it with `make up`")
 
@@ -402,6 +416,8 @@ def test_a_long_log_is_put_aside_at_the_next_start(tmp_path: Path) -> None:
         log.begin_here()
         assert log.path.exists() is not is_put_aside
         assert log.begin == (0 if is_put_aside else size)
+    status = stack.run("status")
+    assert (status.returncode, status.stdout) == (1, "nothing runs here; start it with `make up`\n")
     assert (tmp_path / "api.log.1").stat().st_size == MAX_BYTES + 1
     assert log.text() == ""
 
