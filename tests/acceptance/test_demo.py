@@ -233,6 +233,7 @@ def test_no_redis_anywhere_is_one_line(stack: LocalStack, tmp_path: Path) -> Non
 def test_a_service_that_dies_at_its_start_is_told_with_the_end_of_its_log(stack: LocalStack, tmp_path: Path) -> None:
     empty = tmp_path / "no-checkpoint"
     empty.mkdir()
+    (empty / "config.json").write_text("{}")
     # A predecessor's end is no news of this start, nor is that it was ready.
     log = stack.folder / "stack" / "logs" / "worker.log"
     log.parent.mkdir(parents=True)
@@ -286,13 +287,13 @@ def test_an_interrupt_cuts_no_stopping_short(stack: LocalStack, tmp_path: Path) 
     now = stack.processes("stack")
     assert set(now) == {"redis", "s3"}, "those with changed settings are gone, wholly; the others run on"
     assert all(process.is_running and process == before[name] for name, process in now.items())
-
     status = stack.run("status")
     assert status.returncode == 1
     assert [line.split()[:3] for line in status.stdout.splitlines()[2:]] == [
         ["api", "was", "stopped;"],
         ["worker", "was", "stopped;"],
     ]
+
     assert stack.run("up", **tones).returncode == 0
     running = stack.processes("stack")
     assert set(running) == set(before)
@@ -354,6 +355,9 @@ def run_module(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
 def assert_what_cannot_work_is_refused_and_the_stack_left_alone(stack: LocalStack) -> None:
     running = stack.processes("stack")
     tones = {"OMNIVOICE_SYNTHESIZER": "tone"}
+    api, redis = (stack.address(name).rpartition(":")[2].partition("/")[0] for name in ("api", "redis"))
+    empty = stack.folder / "no-checkpoint"
+    empty.mkdir()
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -362,11 +366,16 @@ def assert_what_cannot_work_is_refused_and_the_stack_left_alone(stack: LocalStac
         no_store = {"OMNIVOICE_S3_ENDPOINT": f"http://{nobody}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
         attempts = [
             (tones | {"OMNIVOICE_API_PORT": str(port)}, f"127.0.0.1:{port} is taken"),
+            (tones | {"OMNIVOICE_WORKER_METRICS_PORT": str(port)}, f"127.0.0.1:{port} is taken"),
+            (tones | {"OMNIVOICE_WORKER_METRICS_PORT": api}, f"PORT: {api} is that of OMNIVOICE_API_PORT too"),
+            (tones | {"OMNIVOICE_WORKER_METRICS_PORT": redis}, f"{redis} is the port of this stack's redis too"),
+            (tones | {"OMNIVOICE_API_PORT": redis}, f"OMNIVOICE_API_PORT: {redis} is the port of this stack's redis"),
             (tones | {"OMNIVOICE_API_HOST": "0.0.0.0"}, "OMNIVOICE_API_KEYS_FILE"),
             (tones | {"OMNIVOICE_API_HOST": "192.0.2.1", "OMNIVOICE_INSECURE": "1"}, "192.0.2.1: not an address of"),
             (tones | {"OMNIVOICE_REDIS_URL": f"redis://{nobody}/0"}, f"Redis at redis://{nobody}/0 cannot be used"),
             (tones | no_store, nobody),
             ({"OMNIVOICE_MODEL": "/nonexistent"}, "OMNIVOICE_MODEL: /nonexistent: no such folder"),
+            ({"OMNIVOICE_MODEL": str(empty)}, f"OMNIVOICE_MODEL: {empty}/config.json: no such file"),
             ({"OMNIVOICE_DEVICE": "cuda:99"}, "OMNIVOICE_DEVICE: cuda:99 is not there"),
         ]
         for variables, reason in attempts:
@@ -407,6 +416,8 @@ def assert_refused(result: subprocess.CompletedProcess[str], reason: str) -> str
 def test_doctor_and_status_without_a_stack_are_one_line(stack: LocalStack) -> None:
     (stack.folder / "stack" / "state.json").unlink()
     assert_refused(stack.run("doctor"), "nothing was started here; start it with `make up`")
+    status = stack.run("status")
+    assert (status.returncode, status.stdout) == (1, "nothing runs here; start it with `make up`\n")
 
 
 def test_a_long_log_is_put_aside_at_the_next_start(tmp_path: Path) -> None:
@@ -416,8 +427,6 @@ def test_a_long_log_is_put_aside_at_the_next_start(tmp_path: Path) -> None:
         log.begin_here()
         assert log.path.exists() is not is_put_aside
         assert log.begin == (0 if is_put_aside else size)
-    status = stack.run("status")
-    assert (status.returncode, status.stdout) == (1, "nothing runs here; start it with `make up`\n")
     assert (tmp_path / "api.log.1").stat().st_size == MAX_BYTES + 1
     assert log.text() == ""
 
