@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from worker.jobs import names
 from worker.jobs.broker import message_template
 from worker.jobs.connection import connect, connect_to_probe
-from worker.jobs.errors import IdempotencyConflict, QueueFull, QueueUnavailable
+from worker.jobs.errors import IdempotencyConflict, NewerRelease, QueueFull, QueueUnavailable
 from worker.jobs.models import JobError, JobRequest, JobResult, Queue, Status
 from worker.jobs.records import (
     POISON,
@@ -105,7 +105,7 @@ class Ledger:
             key = names.job_key(self._prefix, job_id)
             outcome = self._scripts.run("cancel", [key], self._retention_ms, secrets.token_hex(8))
         if outcome == "newer_schema":
-            raise QueueUnavailable(f"{job_id} belongs to a newer release; ask an API of that release")
+            raise NewerRelease(f"{job_id} belongs to a newer release; ask an API of that release")
         return CancelOutcome(outcome)
 
     def endings(self) -> AbstractContextManager[NextId]:
@@ -303,7 +303,7 @@ class Ledger:
 
     def _read(self, fields: Mapping[str, str]) -> JobRecord:
         if not is_readable(fields):
-            raise QueueUnavailable(f"{fields['id']} belongs to a newer release; ask an API of that release")
+            raise NewerRelease(f"{fields['id']} belongs to a newer release; ask an API of that release")
         return JobRecord.from_hash(fields)
 
     def _read_claim(self, job_id: str, fields: Sequence[str]) -> Claim | Refusal:
