@@ -54,6 +54,8 @@ class Stack:
         try:
             backends, fronts = self._plan()
             self._check_those_that_run([*backends, *fronts])
+            for service, _ in self._running(backends):
+                service.is_ready()  # the look makes the bucket, where another is wanted now
             self._stop_changed([*backends, *fronts])
             with interruptible():
                 self._start(backends)

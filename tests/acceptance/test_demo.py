@@ -156,10 +156,11 @@ def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalSt
         assert told.returncode == 0, told.stderr
         assert "requeue" in told.stdout
 
-        changed = stack.run("up", **variables, OMNIVOICE_MAX_WAIT_MS="10")
+        changed = stack.run("up", **variables, OMNIVOICE_MAX_WAIT_MS="10", OMNIVOICE_S3_BUCKET="another")
         assert changed.returncode == 0, changed.stderr
         for name in ("api", "worker"):
-            line = f"{name}: is restarted, its settings have changed: OMNIVOICE_MAX_WAIT_MS"
+            names = "OMNIVOICE_MAX_WAIT_MS, OMNIVOICE_S3_BUCKET"
+            line = f"{name}: is restarted, its settings have changed: {names}"
             assert line in changed.stdout.splitlines()
         now = stack.processes("stack")
         assert {name for name in now if now[name] != running[name]} == {"api", "worker"}
