@@ -70,11 +70,11 @@ class Ledger:
 
     # -- for the API ---------------------------------------------------------------------------------------------------
 
-    def submit(self, new: NewJob, *, announces: bool = False) -> tuple[JobRecord, bool]:
+    def submit(self, new: NewJob) -> tuple[JobRecord, bool]:
         """Store a job; (record, False) where the owner's idempotency key already led to one with the same body.
 
-        `announces` publishes it in the same step; without it the caller does, where the record `is_published`. One that
-        is not finds enough messages waiting, and a later claim publishes it.
+        It is published in the same step. One whose record is not `is_published` finds enough messages waiting, and a
+        later claim publishes it.
         Raises `IdempotencyConflict` for another body and `QueueFull`.
         """
         keys = [names.job_key(self._prefix, new.id)]
@@ -82,10 +82,9 @@ class Ledger:
             keys.append(names.idempotency_key(self._prefix, new.owner, new.idempotency_key))
         expires_ms = 0 if new.request.expires_in is None else max(1, round(new.request.expires_in * 1000))
         bounds = (self._max_queue, self._max_published, self._lease_ms, self._retention_ms, expires_ms)
-        message = self._message if announces else ""
         pairs = [part for pair in new.to_hash().items() for part in pair]
         with _redis_errors():
-            outcome, *fields = self._scripts.run("submit", keys, *bounds, new.fingerprint, message, *pairs)
+            outcome, *fields = self._scripts.run("submit", keys, *bounds, new.fingerprint, self._message, *pairs)
         if outcome == "conflict":
             raise IdempotencyConflict("this Idempotency-Key was used before, with another body")
         if outcome == "full":
