@@ -16,7 +16,7 @@ from api.openapi import build_openapi
 from api.waiting import LongPoll
 from worker.jobs.ledger import Ledger
 from worker.jobs.settings import Settings
-from worker.jobs.storage import ObjectStore
+from worker.jobs.storage import PROBE, ObjectStore
 
 STOPPING = "omnivoice.stopping"
 """Key in `Flask.extensions` of the `threading.Event` that ends long polls when the process is told to stop."""
@@ -46,7 +46,7 @@ def create_app(settings: Settings, ledger: Ledger, store: ObjectStore) -> Flask:
     Access.from_settings(settings, keys).register(app)
     problems.register(app)
     app.after_request(_harden)
-    app.register_blueprint(HealthRoutes(ledger, StorageProbe(store)).blueprint())
+    app.register_blueprint(HealthRoutes(ledger, StorageProbe(ObjectStore(settings, PROBE))).blueprint())
     app.register_blueprint(metrics.MetricsRoutes(ledger, metrics.parse_readers(settings, keys)).blueprint())
     app.register_blueprint(JobRoutes(settings, ledger, store, long_poll).blueprint())
     app.register_blueprint(DocsRoutes(build_openapi(keys_needed=not keys.is_open)).blueprint())

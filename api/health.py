@@ -31,7 +31,7 @@ class StorageProbe:
 
     def usable(self) -> bool:
         """Whether the bucket takes and gives objects. Only the very first caller's rivals wait for a check: when the
-        store does not answer, one takes many seconds, and probes must not use up the threads."""
+        store does not answer, one takes seconds, and probes must not use up the threads."""
         due = self._next_check_seconds
         if due is not None and time.monotonic() < due:
             return self._usable

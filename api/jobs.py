@@ -55,7 +55,7 @@ class JobRoutes:
         if submission.audio is not None and new.reference_key is not None:
             # No media type of the client's choosing: a browser must not run these bytes as a page.
             self.store.put(new.reference_key, submission.audio, "application/octet-stream")
-        record, _ = self.ledger.submit(new, announces=True)
+        record, _ = self.ledger.submit(new)
         g.job_id = record.id
         response = self._job(record, 202)
         response.headers["Location"] = url_for("jobs.show", job_id=record.id)

@@ -27,6 +27,8 @@ _HEADERS: dict[str, tuple[str, Schema]] = {
     "Retry-After": ("Seconds to wait before the next call", {"type": "integer", "minimum": 0}),
     "Preference-Applied": ("The `Prefer` that was honoured", {"type": "string"}),
     "traceresponse": ("The W3C trace of the request, as in `traceparent`", {"type": "string"}),
+    "Accept": ("The media types that are taken, where another was sent", {"type": "string"}),
+    "Accept-Encoding": ("The content coding that is taken, where another was sent", {"type": "string"}),
     "WWW-Authenticate": ("The scheme that is asked for", {"type": "string"}),
 }
 _PROBLEMS: dict[int, tuple[str, tuple[str, ...]]] = {
@@ -36,7 +38,10 @@ _PROBLEMS: dict[int, tuple[str, tuple[str, ...]]] = {
     404: ("No such job, or another key's", ()),
     413: ("The body is too large", ()),
     421: ("Host is not a name of this machine; only without API keys", ()),
-    415: ("The body is neither JSON nor multipart/form-data", ()),
+    415: (
+        "The body is neither JSON nor multipart/form-data, or its `Content-Encoding` is another than identity",
+        ("Accept", "Accept-Encoding"),
+    ),
     422: ("A field or value is not allowed; `errors` names it", ()),
     429: ("The queue is full", ("Retry-After",)),
     500: ("A fault of the server", ()),

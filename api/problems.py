@@ -16,7 +16,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.wrappers import Response as AnyResponse
 
 from omnivoice.errors import InvalidRequest
-from worker.jobs.errors import IdempotencyConflict, InvalidJob, QueueFull, QueueUnavailable, StorageError
+from worker.jobs.errors import IdempotencyConflict, InvalidJob, NewerRelease, QueueFull, QueueUnavailable, StorageError
 
 CONTENT_TYPE = "application/problem+json"
 RETRY_AFTER_OUTAGE_SECONDS = 5
@@ -131,7 +131,8 @@ def to_problem(error: Exception) -> ProblemError:
             errors = [FieldError(field="Idempotency-Key", detail=detail)]
             return ProblemError(422, detail, kind="idempotency-conflict", title="Idempotency conflict", errors=errors)
         case QueueUnavailable():
-            _log.warning("queue unavailable: %s", error, extra={"outage": "redis"})
+            outage = "newer release" if isinstance(error, NewerRelease) else "redis"
+            _log.warning("queue unavailable: %s", error, extra={"outage": outage})
             return _outage("the queue (Redis) cannot be reached", "queue-unavailable")
         case StorageError():
             _log.warning("object store unavailable: %s", error, extra={"outage": "store"})

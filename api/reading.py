@@ -16,7 +16,7 @@ from flask import Request
 from werkzeug.datastructures import FileStorage
 from werkzeug.http import parse_list_header
 
-from api.problems import ProblemError, malformed, not_allowed
+from api.problems import FieldError, ProblemError, malformed, not_allowed
 
 MAX_WAIT_SECONDS = 60
 MAX_JSON_BYTES = 2**20
@@ -39,12 +39,23 @@ class Submission:
 
 def read_submission(request: Request) -> Submission:
     """The body of `POST /v1/jobs`. Raises `ProblemError` 400, 413, 415 or 422."""
+    _refuse_encodings(request)
     if request.mimetype == "application/json":
         return Submission(parse_object(_read_json_body(request), "body"))
     if request.mimetype == "multipart/form-data":
         return _read_multipart(request)
     detail = f"send application/json, or multipart/form-data with the parts {REQUEST_PART} and {AUDIO_PART}"
     raise ProblemError(415, detail, headers={"Accept": "application/json, multipart/form-data"})
+
+
+def _refuse_encodings(request: Request) -> None:
+    """415 for a compressed body, which would be told as JSON that cannot be parsed (RFC 7694 asks for the header)."""
+    encodings = request.headers.get("Content-Encoding", "").lower().split(",")
+    if all(encoding.strip() in ("", "identity") for encoding in encodings):
+        return
+    error = FieldError(field="Content-Encoding", detail="must be identity, or left out: send the body uncompressed")
+    detail = f"{error.field}: {error.detail}"
+    raise ProblemError(415, detail, errors=[error], headers={"Accept-Encoding": "identity"})
 
 
 def _read_json_body(request: Request) -> bytes:

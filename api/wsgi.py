@@ -9,7 +9,7 @@ from flask import Flask
 
 from api.app import STOPPING, create_app
 from worker.jobs.broker import make_celery, publish
-from worker.jobs.connection import connect
+from worker.jobs.connection import connect_for_clients
 from worker.jobs.ledger import Ledger
 from worker.jobs.reconciler import Reconciler
 from worker.jobs.settings import Settings
@@ -20,7 +20,7 @@ from worker.jobs.sweeper import Lifetimes, Sweeper
 def build() -> Flask:
     """The application of the environment's settings, a reconciler and a sweeper beside it. Raises `StartupError`."""
     settings = Settings.from_environment(os.environ)
-    ledger = Ledger(connect(settings), settings)
+    ledger = Ledger(connect_for_clients(settings), settings)
     store = ObjectStore(settings, BRIEF)
     app = create_app(settings, ledger, store)
     announce = partial(publish, make_celery(settings), first=True)

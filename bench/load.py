@@ -121,7 +121,7 @@ def _announce(stack: LoadStack, num_jobs: int) -> None:
         seconds = plan(request.to_synthesis_request()).seconds
         trace = TraceContext.continued(None)
         new = NewJob(names.new_job_id(), request, estimate_seconds=seconds, owner="local", trace=trace)
-        stack.ledger.submit(new, announces=True)
+        stack.ledger.submit(new)
 
 
 def latency(stack: LoadStack, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:

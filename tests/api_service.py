@@ -14,6 +14,7 @@ from werkzeug.test import TestResponse
 from api.app import create_app
 from tests.sounds import wav_of
 from worker.jobs import names
+from worker.jobs.connection import connect_for_clients
 from worker.jobs.ledger import Claim, Ledger
 from worker.jobs.models import JobError, JobResult, Status, Timings
 from worker.jobs.settings import Settings
@@ -25,7 +26,7 @@ REF_TEXT = "Nice to meet you, I have heard a lot about your work."
 
 def build_app(settings: Settings) -> Flask:
     """The application as `api.wsgi` builds it, from a settings object instead of the environment."""
-    ledger = Ledger.from_settings(settings)
+    ledger = Ledger(connect_for_clients(settings), settings)
     return create_app(settings, ledger, ObjectStore(settings))
 
 

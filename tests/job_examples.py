@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.jobs.ledger import Claim, Ledger, NewJob
+from worker.jobs import names
+from worker.jobs.ledger import Claim, JobRecord, Ledger, NewJob
 from worker.jobs.models import JobError, JobRequest, JobResult, Timings
 from worker.jobs.names import new_job_id
 
@@ -18,10 +19,19 @@ def new_job(text: str = "Nice to meet you.", *, owner: str = "test", key: str | 
 
 
 def submitted(ledger: Ledger, **body: Any) -> str:
-    """Id of a new job in the ledger."""
+    """Id of a new job in the ledger, whose message is lost: a test puts in those that it needs."""
     record, created = ledger.submit(new_job(**body))
     assert created
+    lose_message(ledger, record)
     return record.id
+
+
+def lose_message(ledger: Ledger, record: JobRecord) -> None:
+    """The job's message, if it has one, leaves the broker's list, and no worker has it."""
+    messages = names.message_list_key(ledger._prefix, record.queue.value)
+    for message in ledger._redis.lrange(messages, 0, -1):
+        if record.id in message:
+            ledger._redis.lrem(messages, 1, message)
 
 
 def claimed(ledger: Ledger, job_id: str, worker: str = "worker") -> Claim:

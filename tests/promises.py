@@ -22,10 +22,10 @@ class Promises:
         self._server = server
         self._evidence = Evidence()
 
-    def submit(self, text: str, *, announce: bool = True) -> str:
-        """Past the API; the job's id."""
+    def submit(self, text: str, *, is_lost: bool = False) -> str:
+        """Past the API; the job's id. `is_lost` as at the desk."""
         submission, body = self.draft(text)
-        job_id = self._desk.submit(announce=announce, **body)
+        job_id = self._desk.submit(is_lost=is_lost, **body)
         self.accept(job_id, submission)
         return job_id
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from job_examples import lose_message
 from servers import wait_until
 
-from worker.jobs.broker import make_celery, publish
+from worker.jobs.broker import make_celery
 from worker.jobs.connection import connect
 from worker.jobs.ledger import JobRecord, Ledger, NewJob
 from worker.jobs.models import JobRequest, Status
@@ -104,13 +105,14 @@ class Desk:
     def celery(self) -> Any:
         return make_celery(self.settings)
 
-    def submit(self, text: str, *, reference_key: str | None = None, announce: bool = True, **fields: object) -> str:
-        """One second of audio unless `duration` says otherwise; the job's id."""
+    def submit(self, text: str, *, reference_key: str | None = None, is_lost: bool = False, **fields: object) -> str:
+        """One second of audio unless `duration` says otherwise; the job's id. Its message `is_lost`: before any worker
+        is there that may take it."""
         request = JobRequest.parse({"text": text, "duration": 1.0, **fields})
         new = NewJob(new_job_id(), request, request.duration or 1.0, "test", reference_key)
         record, _ = self.ledger.submit(new)
-        if announce and record.is_published:
-            assert publish(self.celery, record.id, record.queue)
+        if is_lost:
+            lose_message(self.ledger, record)
         return record.id
 
     def record(self, job_id: str) -> JobRecord:

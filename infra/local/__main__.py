@@ -1,7 +1,8 @@
 """`python -m infra.local demo|up|down|status|doctor|jobs`: the whole system on this machine, by `OMNIVOICE_*`.
 
-Exit status: 0, 2 when something stands in the way (one line says what), 130 when told to stop. `doctor` and `jobs` are
-`python -m worker doctor` and `python -m worker.jobs` with the settings of what runs here, and have their own.
+Exit status: 0, 2 when something stands in the way (one line says what), 130 when told to stop; of `status` 1 unless all
+of the stack runs and answers. `doctor` and `jobs` are `python -m worker doctor` and `python -m worker.jobs` with the
+settings of what runs here, and have their own.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from infra.local.services import CHECKOUT
 from infra.local.stack import Stack, condition, differing
 from infra.local.state import State, locked
 
+NOT_ALL_RUNS_STATUS = 1
 FAILED_STATUS = 2
 INTERRUPTED_STATUS = 130
+ALWAYS_OURS = ("api", "worker")
+"""Redis and the object store may be the caller's own."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -86,9 +90,17 @@ def _down(folder: Path) -> int:
 def _status(state: State) -> int:
     if not state.records:
         _say("nothing runs here; start it with `make up`")
+        return NOT_ALL_RUNS_STATUS
+    all_run = True
     for record in state.records.values():
-        _say(f"{record.name:<8} {record.address}   {condition(record)}; log: {state.log(record.name)}")
-    return 0
+        text, runs = condition(record)
+        _say(f"{record.name:<8} {record.address}   {text}; log: {state.log(record.name)}")
+        all_run &= runs
+    for name in ALWAYS_OURS:  # an interrupted command may have stopped one and no other
+        if name not in state.records:
+            _say(f"{name:<8} was stopped; start it with `make up`")
+            all_run = False
+    return 0 if all_run else NOT_ALL_RUNS_STATUS
 
 
 def _demo(folder: Path, target: Path) -> int:

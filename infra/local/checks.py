@@ -36,7 +36,9 @@ def check(settings: Settings, wanted: Wanted) -> None:
         parse_readers(settings, keys)
         parse_origins(settings.cors_origins)
         if settings.synthesizer == "engine":
-            local_folder(settings.model)
+            folder = local_folder(settings.model)
+            if folder is not None and not (folder / "config.json").is_file():
+                raise CheckpointError(f"{folder / 'config.json'}: no such file")
             _check_device(settings)
         if not wanted.redis:
             check_redis(settings)

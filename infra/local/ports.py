@@ -37,6 +37,16 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
+def check_distinct(configured: Mapping[str, int], servers: Mapping[str, int]) -> None:
+    """Raises `LocalError` where a variable's port is another one's, or that of a server of the stack; 0 is nobody's."""
+    users = {port: f"the port of this stack's {name}" for name, port in servers.items()}
+    for variable, port in configured.items():
+        if port in users:
+            raise LocalError(f"{variable}: {port} is {users[port]} too; choose another")
+        if port:
+            users[port] = f"that of {variable}"
+
+
 def reserve(port: int) -> bool:
     """Keep a port of 127.0.0.1 for this process and the servers that it starts, until it ends; False where it is taken.
 

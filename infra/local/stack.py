@@ -31,6 +31,8 @@ POLL_SECONDS = 0.1
 NEWS_SECONDS = 10.0
 """How often a service that is not ready yet is reported on."""
 SETTINGS_PREFIXES = ("OMNIVOICE_", "AWS_")
+API_PORT = "OMNIVOICE_API_PORT"
+METRICS_PORT = "OMNIVOICE_WORKER_METRICS_PORT"
 
 
 class Stack:
@@ -52,6 +54,8 @@ class Stack:
         try:
             backends, fronts = self._plan()
             self._check_those_that_run([*backends, *fronts])
+            for service, _ in self._running(backends):
+                service.is_ready()  # the look makes the bucket, where another is wanted now
             self._stop_changed([*backends, *fronts])
             with interruptible():
                 self._start(backends)
@@ -104,7 +108,7 @@ class Stack:
             services.api(environment, settings),
             services.worker(environment, settings, self._log("worker")),
         ]
-        self._check_api_port(settings)
+        self._check_ports(settings, chosen, fronts[1])
         with interruptible():
             checks.check(settings, wanted)
         return backends, fronts
@@ -143,13 +147,17 @@ class Stack:
         record = self._state.records.get("api")
         return int(record.address.rpartition(":")[2]) if record is not None and record.is_running else None
 
-    def _check_api_port(self, settings: Settings) -> None:
-        """The API itself would say so only after its predecessor had been stopped or servers brought up for it."""
-        # The port of our own API is there for its successor: then only the address is in question.
-        port = 0 if settings.api_port == self._running_api_port() else settings.api_port
-        if not ports.is_free(port, settings.api_host):
-            where = f"{settings.api_host}:{settings.api_port}"
-            raise LocalError(f"{where} is taken by another program; choose a port with OMNIVOICE_API_PORT")
+    def _check_ports(self, settings: Settings, chosen: Mapping[str, int], worker: Service) -> None:
+        """API and worker themselves would say so only after their predecessors had been stopped or servers brought up
+        for them. A port of our own that runs is there for its successor: then only the address is in question."""
+        configured = {API_PORT: settings.api_port, METRICS_PORT: settings.worker_metrics_port or 0}
+        ports.check_distinct(configured, {name: port for name, port in chosen.items() if name != "api"})
+        api_port = 0 if settings.api_port == self._running_api_port() else settings.api_port
+        _check_is_free(API_PORT, api_port, settings.api_host)
+        record = self._state.records.get("worker")
+        if settings.worker_metrics_port is not None:
+            is_ours = record is not None and record.is_running and METRICS_PORT not in changed(worker, record)
+            _check_is_free(METRICS_PORT, 0 if is_ours else configured[METRICS_PORT], settings.worker_metrics_host)
 
     def _check_those_that_run(self, wanted: list[Service]) -> None:
         """Raises `LocalError` for one that is to go on as it is, but does not answer."""
@@ -253,12 +261,17 @@ class Stack:
                 child.wait()
 
 
-def condition(record: Record) -> str:
-    """What has become of a service, for whoever asks. A process that is there may still not answer."""
+def _check_is_free(variable: str, port: int, host: str) -> None:
+    if not ports.is_free(port, host):
+        raise LocalError(f"{host}:{port} is taken by another program; choose a port with {variable}")
+
+
+def condition(record: Record) -> tuple[str, bool]:
+    """What has become of a service, and whether it runs and answers: a process that is there may still not."""
     if not record.is_running:
-        return "has ended"
-    silent = "" if probes.answers(record.address) else " but does not answer"
-    return f"runs as process {record.process.pid}{silent}"
+        return "has ended", False
+    answers = probes.answers(record.address)
+    return f"runs as process {record.process.pid}{'' if answers else ' but does not answer'}", answers
 
 
 def changed(service: Service, record: Record) -> list[str]:
@@ -270,8 +283,8 @@ def changed(service: Service, record: Record) -> list[str]:
 def differing(record: Record, environ: Mapping[str, str]) -> list[str]:
     """Names of our settings in `environ` with which the service does not run."""
     given = {name: value for name, value in environ.items() if name.startswith("OMNIVOICE_") and value}
-    if given.get("OMNIVOICE_API_PORT") == "0":  # any port will do
-        del given["OMNIVOICE_API_PORT"]
+    if given.get(API_PORT) == "0":  # any port will do
+        del given[API_PORT]
     return sorted(name for name, value in given.items() if record.settings.get(name) != _digest(value))
 
 

@@ -124,15 +124,19 @@ def test_demo_speaks_the_sentence_and_leaves_nothing_behind(stack: LocalStack, t
 @pytest.mark.timeout(300)
 def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalStack, tmp_path: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    api_port, metrics_port = (str(port) for port in free_ports(2))
+    variables = {"OMNIVOICE_SYNTHESIZER": "tone", "OMNIVOICE_WORKER_METRICS_PORT": metrics_port}
     try:
-        first = stack.run("up", OMNIVOICE_SYNTHESIZER="tone", OMNIVOICE_API_PORT=str(free_ports(1)[0]))
+        first = stack.run("up", **variables, OMNIVOICE_API_PORT=api_port)
         assert first.returncode == 0, first.stderr + first.stdout
         running = stack.processes("stack")
         assert set(running) == {"redis", "s3", "api", "worker"}
         assert {process.pid for process in running.values()} <= set(stack.own_processes())
         assert_keys_are_private(stack.folder / "stack", first.stdout + first.stderr)
 
-        again = stack.run("up", OMNIVOICE_SYNTHESIZER="tone")
+        assert stack.run("status").returncode == 0
+
+        again = stack.run("up", **variables)
         assert again.returncode == 0, again.stderr
         assert stack.processes("stack") == running
 
@@ -152,10 +156,11 @@ def test_up_is_idempotent_serves_the_demo_and_down_ends_just_that(stack: LocalSt
         assert told.returncode == 0, told.stderr
         assert "requeue" in told.stdout
 
-        changed = stack.run("up", OMNIVOICE_SYNTHESIZER="tone", OMNIVOICE_MAX_WAIT_MS="10")
+        changed = stack.run("up", **variables, OMNIVOICE_MAX_WAIT_MS="10", OMNIVOICE_S3_BUCKET="another")
         assert changed.returncode == 0, changed.stderr
         for name in ("api", "worker"):
-            line = f"{name}: is restarted, its settings have changed: OMNIVOICE_MAX_WAIT_MS"
+            names = "OMNIVOICE_MAX_WAIT_MS, OMNIVOICE_S3_BUCKET"
+            line = f"{name}: is restarted, its settings have changed: {names}"
             assert line in changed.stdout.splitlines()
         now = stack.processes("stack")
         assert {name for name in now if now[name] != running[name]} == {"api", "worker"}
@@ -187,6 +192,9 @@ def test_jobs_survive_a_kill_of_redis(stack: LocalStack) -> None:
         os.kill(redis.pid, signal.SIGKILL)  # while most of them wait
         assert [answer.status_code for answer in answers] == [202] * 40
         wait_until(lambda: not redis.is_running, 10.0, "the end of Redis")
+        status = stack.run("status")
+        assert status.returncode == 1
+        assert re.search(r"^redis .* has ended; log: ", status.stdout, re.MULTILINE)
         last_words = stack.log("redis")
 
         again = stack.run("up", **variables)
@@ -226,6 +234,7 @@ def test_no_redis_anywhere_is_one_line(stack: LocalStack, tmp_path: Path) -> Non
 def test_a_service_that_dies_at_its_start_is_told_with_the_end_of_its_log(stack: LocalStack, tmp_path: Path) -> None:
     empty = tmp_path / "no-checkpoint"
     empty.mkdir()
+    (empty / "config.json").write_text("{}")
     # A predecessor's end is no news of this start, nor is that it was ready.
     log = stack.folder / "stack" / "logs" / "worker.log"
     log.parent.mkdir(parents=True)
@@ -279,6 +288,12 @@ def test_an_interrupt_cuts_no_stopping_short(stack: LocalStack, tmp_path: Path) 
     now = stack.processes("stack")
     assert set(now) == {"redis", "s3"}, "those with changed settings are gone, wholly; the others run on"
     assert all(process.is_running and process == before[name] for name, process in now.items())
+    status = stack.run("status")
+    assert status.returncode == 1
+    assert [line.split()[:3] for line in status.stdout.splitlines()[2:]] == [
+        ["api", "was", "stopped;"],
+        ["worker", "was", "stopped;"],
+    ]
 
     assert stack.run("up", **tones).returncode == 0
     running = stack.processes("stack")
@@ -341,6 +356,9 @@ def run_module(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
 def assert_what_cannot_work_is_refused_and_the_stack_left_alone(stack: LocalStack) -> None:
     running = stack.processes("stack")
     tones = {"OMNIVOICE_SYNTHESIZER": "tone"}
+    api, redis = (stack.address(name).rpartition(":")[2].partition("/")[0] for name in ("api", "redis"))
+    empty = stack.folder / "no-checkpoint"
+    empty.mkdir()
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -349,11 +367,16 @@ def assert_what_cannot_work_is_refused_and_the_stack_left_alone(stack: LocalStac
         no_store = {"OMNIVOICE_S3_ENDPOINT": f"http://{nobody}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
         attempts = [
             (tones | {"OMNIVOICE_API_PORT": str(port)}, f"127.0.0.1:{port} is taken"),
+            (tones | {"OMNIVOICE_WORKER_METRICS_PORT": str(port)}, f"127.0.0.1:{port} is taken"),
+            (tones | {"OMNIVOICE_WORKER_METRICS_PORT": api}, f"PORT: {api} is that of OMNIVOICE_API_PORT too"),
+            (tones | {"OMNIVOICE_WORKER_METRICS_PORT": redis}, f"{redis} is the port of this stack's redis too"),
+            (tones | {"OMNIVOICE_API_PORT": redis}, f"OMNIVOICE_API_PORT: {redis} is the port of this stack's redis"),
             (tones | {"OMNIVOICE_API_HOST": "0.0.0.0"}, "OMNIVOICE_API_KEYS_FILE"),
             (tones | {"OMNIVOICE_API_HOST": "192.0.2.1", "OMNIVOICE_INSECURE": "1"}, "192.0.2.1: not an address of"),
             (tones | {"OMNIVOICE_REDIS_URL": f"redis://{nobody}/0"}, f"Redis at redis://{nobody}/0 cannot be used"),
             (tones | no_store, nobody),
             ({"OMNIVOICE_MODEL": "/nonexistent"}, "OMNIVOICE_MODEL: /nonexistent: no such folder"),
+            ({"OMNIVOICE_MODEL": str(empty)}, f"OMNIVOICE_MODEL: {empty}/config.json: no such file"),
             ({"OMNIVOICE_DEVICE": "cuda:99"}, "OMNIVOICE_DEVICE: cuda:99 is not there"),
         ]
         for variables, reason in attempts:
@@ -372,13 +395,14 @@ def assert_silent_services_are_told_of(stack: LocalStack) -> None:
         process_id = running[silent].pid
         os.kill(process_id, signal.SIGSTOP)
         try:
-            status = stack.run("status").stdout
+            status = stack.run("status")
             if silent == "redis":
                 assert_refused(stack.run("up", **settings), f"redis runs as process {process_id} but does not answer")
         finally:
             os.kill(process_id, signal.SIGCONT)
-        assert f"runs as process {process_id} but does not answer;" in status
-        assert f"runs as process {running[other].pid};" in status
+        assert f"runs as process {process_id} but does not answer;" in status.stdout
+        assert f"runs as process {running[other].pid};" in status.stdout
+        assert status.returncode == 1
     assert stack.processes("stack") == running
 
 
@@ -390,9 +414,11 @@ def assert_refused(result: subprocess.CompletedProcess[str], reason: str) -> str
     return line
 
 
-def test_a_doctor_without_a_stack_is_one_line(stack: LocalStack) -> None:
+def test_doctor_and_status_without_a_stack_are_one_line(stack: LocalStack) -> None:
     (stack.folder / "stack" / "state.json").unlink()
     assert_refused(stack.run("doctor"), "nothing was started here; start it with `make up`")
+    status = stack.run("status")
+    assert (status.returncode, status.stdout) == (1, "nothing runs here; start it with `make up`\n")
 
 
 def test_a_long_log_is_put_aside_at_the_next_start(tmp_path: Path) -> None:

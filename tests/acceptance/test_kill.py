@@ -65,8 +65,8 @@ def test_worker_that_comes_back_late_changes_nothing(desk: Desk, environment: di
 
 
 def test_message_lost_between_list_and_worker(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
+    job_id = desk.submit("My message is lost.", is_lost=True)
     with run_worker(environment, tmp_path / "worker.log"):
-        job_id = desk.submit("My message is lost.", announce=False)
         [record] = desk.wait_ended([job_id])
     assert record.attempts == 1
     assert_speaks(desk.audio(record), "My message is lost.")

@@ -261,6 +261,25 @@ def test_each_outage_is_told_once() -> None:
     assert all(passes(record(77.0)) for _ in range(3))
 
 
+def test_the_end_of_an_outage_is_told_once() -> None:
+    passes = OncePerOutage().filter
+
+    def told(seconds: float, **extra: str) -> bool:
+        made = logging.makeLogRecord({"msg": "gone, or back", **extra})
+        made.created = seconds
+        return passes(made)
+
+    assert not told(0.0, recovery="redis"), "nobody has complained"
+    assert told(1.0, outage="redis")
+    assert told(1.5, outage="redis: messages")
+    assert not told(2.0, recovery="store")
+    assert [told(seconds, recovery="redis") for seconds in (3.0, 3.5)] == [True, False]
+    assert not told(7.0, outage="redis: messages"), "a call that was under way when Redis came back"
+    assert not told(8.0, recovery="redis")
+    assert told(10.0, outage="redis"), "away again, and soon"
+    assert told(11.0, recovery="redis")
+
+
 def test_browsers_do_not_guess_types(open_client: FlaskClient) -> None:
     for path in ("/livez", "/docs", "/none"):
         assert open_client.get(path).headers["X-Content-Type-Options"] == "nosniff"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -133,6 +134,23 @@ def test_unreadable_json(client: FlaskClient, body: bytes) -> None:
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/xml"])
 def test_other_content_types(client: FlaskClient, content_type: str) -> None:
     assert_problem(client.post("/v1/jobs", data=b'{"text": "Hello."}', content_type=content_type), 415)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br", "deflate", "identity, gzip", "x-unknown"])
+@pytest.mark.parametrize("content_type", ["application/json", "multipart/form-data; boundary=b"])
+def test_compressed_bodies(client: FlaskClient, encoding: str, content_type: str) -> None:
+    body = gzip.compress(b'{"text": "Hello."}')
+    headers = {"Content-Encoding": encoding}
+    answer = client.post("/v1/jobs", data=body, content_type=content_type, headers=headers)
+    problem = assert_problem(answer, 415, "Content-Encoding")
+    assert "identity" in problem["detail"]
+    assert answer.headers["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("encoding", ["identity", "Identity", "", "identity, identity"])
+def test_a_body_that_is_said_to_be_as_it_is(client: FlaskClient, encoding: str) -> None:
+    answer = client.post("/v1/jobs", json={"text": "Hello."}, headers={"Content-Encoding": encoding})
+    assert answer.status_code == 202, answer.text
 
 
 JSON_VALUES = st.recursive(

@@ -252,7 +252,7 @@ def test_sigterm_ends_long_polls_and_the_process(
         assert [(answer.status_code, answer.json()["status"]) for answer in answers] == [(200, "queued")]
 
 
-def test_an_outage_is_told_once_however_many_clients_wait(
+def test_an_outage_and_its_end_are_told_once_however_many_clients_wait(
     environment: dict[str, str], redis_client: Redis, tmp_path: Path
 ) -> None:
     num_clients = 8
@@ -274,9 +274,24 @@ def test_an_outage_is_told_once_however_many_clients_wait(
         gate.close()
         assert [future.result() for future in waiting] == [503] * num_clients
         assert httpx.get(f"{api.url}/readyz", timeout=30).status_code == 503
+        assert BACK not in [line["event"] for line in api.lines()]
+        gate.open()
+        wait_until(lambda: BACK in [line["event"] for line in api.lines()], what="the line that Redis is back")
+        assert httpx.post(f"{api.url}/v1/jobs", json={"text": "Hi again."}).status_code == 202
+        rounds_before = _num_rounds(redis_client)
+        wait_until(lambda: _num_rounds(redis_client) >= rounds_before + 4, what="rounds in which Redis answers")
         warnings = [line["event"] for line in api.lines() if line["level"] == "warning"]
+        assert [line["event"] for line in api.lines()].count(BACK) == 1
     assert len(warnings) == 1, warnings
     assert "Redis" in str(warnings[0])
+
+
+BACK = "Redis answers again"
+
+
+def _num_rounds(redis: Redis) -> int:
+    """How often a reconciler has looked since Redis started, about: each time it sets a name that is there already."""
+    return int(redis.info("commandstats")["cmdstat_set"]["calls"])
 
 
 def _num_looks(redis: Redis) -> int:

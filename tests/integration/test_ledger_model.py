@@ -99,11 +99,11 @@ class LedgerMachine(RuleBasedStateMachine):
                 num_published += 1
         return num_published
 
-    def publish(self, job_id: str, is_lost: bool, is_first: bool = False) -> None:
-        """As API and workers do it."""
+    def publish_first(self, job_id: str, is_lost: bool) -> None:
+        """As workers do it."""
         if not is_lost:
-            self.messages.insert(0 if is_first else len(self.messages), job_id)
-            (self.redis.rpush if is_first else self.redis.lpush)(self.list_key, job_id)
+            self.messages.insert(0, job_id)
+            self.redis.rpush(self.list_key, job_id)
 
     def lose(self, num_messages: int) -> list[str]:
         """The next messages leave the broker's list."""
@@ -126,8 +126,10 @@ class LedgerMachine(RuleBasedStateMachine):
         record, _ = self.ledger.submit(new)
         assert record.is_published is has_room
         self.models[new.id] = Model(has_room)
-        if has_room:
-            self.publish(new.id, is_lost)
+        if has_room and is_lost:
+            assert new.id in self.redis.lpop(self.list_key)
+        elif has_room:
+            self.messages.append(new.id)
         else:
             self.line.append(new.id)
         return new.id
@@ -290,7 +292,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len(found) == len(set(found))
         assert {job_id for job_id, _ in found} == expected
         for job_id, _ in found:
-            self.publish(job_id, is_lost, is_first=True)
+            self.publish_first(job_id, is_lost)
         assert self.ledger.refill() == self.publish_from_line(500)
 
     def teardown(self) -> None:

@@ -40,7 +40,7 @@ def test_a_job_is_announced_once_with_its_record(redis_client: Redis, redis_sett
     waiting = names.message_list_key(redis_settings.redis_prefix, Queue.BULK.value)
     first, keyed, beyond = (new_job(f"Number {key}.", key=key, queue="bulk") for key in ("a", "b", "c"))
     for new in (first, first, keyed, new_job("Number b.", key="b", queue="bulk"), beyond):
-        ledger.submit(new, announces=True)
+        ledger.submit(new)
     messages = [json.loads(message) for message in redis_client.lrange(waiting, 0, -1)]
     assert [json.loads(message["body"])[0] for message in messages] == [[keyed.id], [first.id]]
     assert {message["properties"]["delivery_info"]["routing_key"] for message in messages} == {Queue.BULK.value}

@@ -23,20 +23,15 @@ BOUND = 2
 
 
 class Broker:
-    """The broker's list: messages are published behind the others and taken from the front. Here bare ids will do."""
+    """The broker's list: messages are published behind the others and taken from the front."""
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self.redis, self.settings = redis, settings
         self.ledger = Ledger(redis, settings)
 
-    def publish(self, job_id: str, queue: Queue = Queue.INTERACTIVE) -> None:
-        self.redis.lpush(names.message_list_key(self.settings.redis_prefix, queue.value), job_id)
-
     def submit(self, **body: object) -> str:
         """As the API does it."""
         record, _ = self.ledger.submit(new_job(**body))
-        if record.is_published:
-            self.publish(record.id, record.queue)
         return record.id
 
     def waiting(self, queue: Queue = Queue.INTERACTIVE) -> list[str]:
@@ -206,7 +201,7 @@ def test_none_that_waits_its_turn_counts_as_announced_again(redis_client: Redis,
     """However many came in one millisecond, within the bound and beyond it."""
     broker = Broker(redis_client, patient.model_copy(update={"max_published": 40}))
     for _ in range(60):
-        broker.ledger.submit(new_job(), announces=True)
+        broker.ledger.submit(new_job())
     for _ in range(59):
         broker.work()
         broker.let_all_be_due()

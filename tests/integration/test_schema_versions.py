@@ -69,7 +69,7 @@ def store_first_release(redis: Redis, settings: Settings, **changed: str) -> str
 def test_a_worker_leaves_a_newer_job_to_newer_workers(
     desk: Desk, environment: dict[str, str], redis_client: Redis, settings: Settings, tmp_path: Path
 ) -> None:
-    newer = desk.submit("For the next release.", announce=False)
+    newer = desk.submit("For the next release.", is_lost=True)
     key = names.job_key(settings.redis_prefix, newer)
     before = make_newer(redis_client, settings, newer)
     as_stored = redis_client.hgetall(key)

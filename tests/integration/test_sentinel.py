@@ -75,7 +75,7 @@ def test_a_failover_loses_no_replicated_job(
     ):
         promises = Promises(desk, s3)
         promises.submit("Waits already.")
-        first = promises.submit("Put before it.", announce=False)
+        first = promises.submit("Put before it.", is_lost=True)
         assert publish(desk.celery, first, Queue.INTERACTIVE, first=True)
         messages = primary.lrange(names.message_list_key(settings.redis_prefix, Queue.INTERACTIVE.value), 0, -1)
         # The last of the list is taken first.

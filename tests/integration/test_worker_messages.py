@@ -65,8 +65,8 @@ GARBAGE = {
 
 def test_same_id_fifty_times_is_one_result(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
     with run_worker(environment, tmp_path / "worker.log", tone_window_ms=300) as worker:
-        job_id = desk.submit("Only once.", announce=False)
-        for _ in range(50):
+        job_id = desk.submit("Only once.")
+        for _ in range(49):
             assert publish(desk.celery, job_id, Queue.INTERACTIVE)
         [record] = desk.wait_ended([job_id])
         refusals = [f"nothing to do: {reason}" for reason in ("leased", "ended")]
@@ -89,10 +89,9 @@ def test_unknown_and_ended_ids_disturb_nothing(desk: Desk, environment: dict[str
 
 def test_a_job_that_ends_without_work_is_told_as_one(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
     """It was lost with its worker as often as may be: a warning, with what its other lines name."""
-    poison = desk.submit("I end every worker.", announce=False)
+    poison = desk.submit("I end every worker.")
     desk.redis.hset(f"{desk.settings.redis_prefix}:job:{poison}", "attempts", desk.settings.max_attempts)
     with run_worker(environment, tmp_path / "worker.log") as worker:
-        assert publish(desk.celery, poison, Queue.INTERACTIVE)
         [record] = desk.wait_ended([poison])
         wait_until(lambda: worker.has_logged("ended without work: poison"), what="the line about it")
         [line] = [line for line in worker.lines() if line["event"] == "ended without work: poison"]
@@ -102,12 +101,11 @@ def test_a_job_that_ends_without_work_is_told_as_one(desk: Desk, environment: di
 
 
 def test_job_of_a_later_release_is_left_to_its_workers(desk: Desk, environment: dict[str, str], tmp_path: Path) -> None:
+    later = desk.submit("I am of tomorrow.")
+    key = f"{desk.settings.redis_prefix}:job:{later}"
+    desk.redis.hset(key, "schema", 1_000)
+    before = desk.redis.hgetall(key)
     with run_worker(environment, tmp_path / "worker.log") as worker:
-        later = desk.submit("I am of tomorrow.", announce=False)
-        key = f"{desk.settings.redis_prefix}:job:{later}"
-        desk.redis.hset(key, "schema", 1_000)
-        before = desk.redis.hgetall(key)
-        assert publish(desk.celery, later, Queue.INTERACTIVE)
         wait_until(lambda: worker.has_logged("nothing to do: newer_schema"), what="its refusal")
         [record] = desk.wait_ended([desk.submit("I am of today.")])
         assert_speaks(desk.audio(record), "I am of today.")

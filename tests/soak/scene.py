@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from redis import Redis
 
+from tests.job_examples import lose_message
 from tests.soak.checker import Keys, Store, Verdict, judge
 from tests.soak.evidence import Evidence, Submission
 from tests.sounds import wav_of
@@ -68,6 +69,7 @@ class Scene:
         if submission.expires_in is not None:
             fields["expires_in"] = submission.expires_in
         record, _ = self.ledger.submit(NewJob(names.new_job_id(), JobRequest.parse(fields), 0.5, "test"))
+        lose_message(self.ledger, record)  # nobody here takes any
         self.evidence.note_attempt(submission)
         self.evidence.note_accepted(record.id, submission)
         return record.id

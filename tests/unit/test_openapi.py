@@ -73,6 +73,12 @@ def test_errors_are_described_as_problems() -> None:
                     assert list(answer["content"]) == ["application/problem+json"], path
 
 
+def test_the_refusal_of_a_compressed_body_is_described() -> None:
+    answer = build_openapi(keys_needed=True)["paths"]["/v1/jobs"]["post"]["responses"]["415"]
+    assert "Content-Encoding" in answer["description"]
+    assert {"Accept", "Accept-Encoding"} <= set(answer["headers"])
+
+
 def test_guarded_calls_ask_for_the_key() -> None:
     for path, item in build_openapi(keys_needed=True)["paths"].items():
         for operation in item.values():

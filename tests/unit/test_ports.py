@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from infra.local import ports
+from infra.local.errors import LocalError
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -47,3 +50,20 @@ def test_what_is_chosen_is_preferred_or_reserved_and_none_twice() -> None:
     assert chosen["a"] == kept
     assert len({*chosen.values(), taken}) == 5
     assert not any(ports.reserve(port) for port in chosen.values())
+
+
+@pytest.mark.parametrize(
+    ("configured", "told"),
+    [
+        ({"API": 8080, "METRICS": 9090}, None),
+        ({"API": 0, "METRICS": 0}, None),
+        ({"API": 8080, "METRICS": 8080}, "METRICS: 8080 is that of API too"),
+        ({"API": 6379, "METRICS": 0}, "API: 6379 is the port of this stack's redis too"),
+    ],
+)
+def test_two_that_want_one_port_are_told_by_name(configured: dict[str, int], told: str | None) -> None:
+    if told is None:
+        ports.check_distinct(configured, {"redis": 6379, "s3": 8333})
+        return
+    with pytest.raises(LocalError, match=told):
+        ports.check_distinct(configured, {"redis": 6379, "s3": 8333})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from api.keys import load_keys
 from infra.local import services
 from worker.jobs.settings import ENVIRONMENT_PREFIX, Settings
 
@@ -57,6 +58,13 @@ def test_readme_names_the_defaults_of_the_settings() -> None:
     for name, default in rows:
         value = Settings.model_fields[name.lower()].default
         assert default == (f"{int(value)}" if isinstance(value, bool) else f"{value}"), name
+
+
+def test_the_keys_file_of_the_readme_is_one(tmp_path: Path) -> None:
+    [example] = re.findall(r"^```json\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "keys.json"
+    path.write_text(example)
+    assert [key.name for key in load_keys(str(path)).keys] == ["alice"]
 
 
 def test_make_targets_of_the_documents_exist() -> None:

@@ -18,6 +18,8 @@ SOCKET_TIMEOUT_SECONDS = 5.0
 CONNECT_TIMEOUT_SECONDS = 3.0
 HEALTH_CHECK_SECONDS = 5
 PROBE_SECONDS = 2.0
+ANSWER_SECONDS = 2.5
+"""For each of `MAX_TIMEOUTS` tries where a client waits: within 5 s it hears that Redis hangs."""
 MAX_TIMEOUTS = 2
 MAX_CONNECTIONS = 2**31
 """None, that is: threads bound them. redis-py's own bound is 100, and fails the call that would need one more: API and
@@ -26,10 +28,17 @@ worker have 128 threads by default, which all may ask at once."""
 T = TypeVar("T")
 
 
+class RedisHangs(RedisTimeout):
+    """Two connections in a row got no answer: to repeat that once more, whoever is to, would cost as much again."""
+
+
 class PatientRetry(Retry):
     """Repeats after lost connections, and after one that did not answer in time: a half-open one costs that. Where its
     successor does not answer either, Redis itself hangs, and a client must hear of it before it gives up. So must
-    it where Sentinels know no primary: they take seconds to make one."""
+    it where Sentinels know no primary: they take seconds to make one.
+
+    redis-py repeats a command, and within it the connecting and the look at a connection's health, each by a call of
+    its own here: one that hangs is repeated by none of them."""
 
     def call_with_retry(
         self,
@@ -43,9 +52,11 @@ class PatientRetry(Retry):
         def give_up_in_time(error: Exception, *count: int) -> None:
             nonlocal num_timeouts
             fail(error, *count)  # it closes the connection
+            if isinstance(error, RedisHangs):
+                raise error
             num_timeouts += isinstance(error, (RedisTimeout, TimeoutError, MasterNotFoundError))
             if num_timeouts == MAX_TIMEOUTS:
-                raise error
+                raise error if isinstance(error, MasterNotFoundError) else RedisHangs(str(error)) from error
 
         return super().call_with_retry(do, give_up_in_time, is_retryable, with_failure_count)
 
@@ -56,7 +67,13 @@ def connect(settings: Settings) -> Redis:
     Without the timeouts a half-open connection (a firewall that forgot it, a host that vanished) hangs for ever. A
     command is repeated after a lost connection: every script of the ledger may run twice with the effect of once.
     """
-    return _client(settings, PatientRetry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), retries=3), {})
+    return _client(settings, _patient_retry(), {})
+
+
+def connect_for_clients(settings: Settings) -> Redis:
+    """As `connect`, for an API, whose clients wait: a command has `ANSWER_SECONDS` for each of its tries."""
+    patience = {"socket_timeout": ANSWER_SECONDS, "socket_connect_timeout": ANSWER_SECONDS}
+    return _client(settings, _patient_retry(), patience)
 
 
 def connect_to_probe(settings: Settings) -> Redis:
@@ -67,6 +84,10 @@ def connect_to_probe(settings: Settings) -> Redis:
         "health_check_interval": 0,
     }
     return _client(settings, Retry(NoBackoff(), retries=0), patience)
+
+
+def _patient_retry() -> PatientRetry:
+    return PatientRetry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), retries=3)
 
 
 def _client(settings: Settings, retry: Retry, patience: dict[str, Any]) -> Redis:

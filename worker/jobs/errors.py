@@ -19,6 +19,10 @@ class QueueUnavailable(Exception):
     """Redis did not answer or refused to write. Nothing is known to have changed; the call may be repeated."""
 
 
+class NewerRelease(QueueUnavailable):
+    """The record is one that only a newer release can read. Nothing is wrong with Redis."""
+
+
 class QueueFull(Exception):
     """The queue holds as many unfinished jobs as `max_queue` allows; try again in `retry_after` seconds."""
 

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from worker.jobs import names
 from worker.jobs.broker import message_template
 from worker.jobs.connection import connect, connect_to_probe
-from worker.jobs.errors import IdempotencyConflict, QueueFull, QueueUnavailable
+from worker.jobs.errors import IdempotencyConflict, NewerRelease, QueueFull, QueueUnavailable
 from worker.jobs.models import JobError, JobRequest, JobResult, Queue, Status
 from worker.jobs.records import (
     POISON,
@@ -70,11 +70,11 @@ class Ledger:
 
     # -- for the API ---------------------------------------------------------------------------------------------------
 
-    def submit(self, new: NewJob, *, announces: bool = False) -> tuple[JobRecord, bool]:
+    def submit(self, new: NewJob) -> tuple[JobRecord, bool]:
         """Store a job; (record, False) where the owner's idempotency key already led to one with the same body.
 
-        `announces` publishes it in the same step; without it the caller does, where the record `is_published`. One that
-        is not finds enough messages waiting, and a later claim publishes it.
+        It is published in the same step. One whose record is not `is_published` finds enough messages waiting, and a
+        later claim publishes it.
         Raises `IdempotencyConflict` for another body and `QueueFull`.
         """
         keys = [names.job_key(self._prefix, new.id)]
@@ -82,10 +82,9 @@ class Ledger:
             keys.append(names.idempotency_key(self._prefix, new.owner, new.idempotency_key))
         expires_ms = 0 if new.request.expires_in is None else max(1, round(new.request.expires_in * 1000))
         bounds = (self._max_queue, self._max_published, self._lease_ms, self._retention_ms, expires_ms)
-        message = self._message if announces else ""
         pairs = [part for pair in new.to_hash().items() for part in pair]
         with _redis_errors():
-            outcome, *fields = self._scripts.run("submit", keys, *bounds, new.fingerprint, message, *pairs)
+            outcome, *fields = self._scripts.run("submit", keys, *bounds, new.fingerprint, self._message, *pairs)
         if outcome == "conflict":
             raise IdempotencyConflict("this Idempotency-Key was used before, with another body")
         if outcome == "full":
@@ -105,7 +104,7 @@ class Ledger:
             key = names.job_key(self._prefix, job_id)
             outcome = self._scripts.run("cancel", [key], self._retention_ms, secrets.token_hex(8))
         if outcome == "newer_schema":
-            raise QueueUnavailable(f"{job_id} belongs to a newer release; ask an API of that release")
+            raise NewerRelease(f"{job_id} belongs to a newer release; ask an API of that release")
         return CancelOutcome(outcome)
 
     def endings(self) -> AbstractContextManager[NextId]:
@@ -303,7 +302,7 @@ class Ledger:
 
     def _read(self, fields: Mapping[str, str]) -> JobRecord:
         if not is_readable(fields):
-            raise QueueUnavailable(f"{fields['id']} belongs to a newer release; ask an API of that release")
+            raise NewerRelease(f"{fields['id']} belongs to a newer release; ask an API of that release")
         return JobRecord.from_hash(fields)
 
     def _read_claim(self, job_id: str, fields: Sequence[str]) -> Claim | Refusal:

@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
+from collections import defaultdict
 
 OUTAGE_SECONDS = 30.0
 """Failures that follow each other within this time belong to one outage."""
+LATE_SECONDS = 6.0
+"""A call may fail so long after its server is back: it was under way, and no call waits longer for an answer."""
 
 
 class OncePerOutage(logging.Filter):
-    """Of the records with an `outage` in `extra` (the name of what fails), passes the first of each outage."""
+    """Two lines an outage.
+
+    Of the records with an `outage` in `extra`, the name of what fails (`redis`, or `redis: heartbeats`, say), the first
+    of each outage passes; of those with a `recovery`, the name of a server that answers, the first after one that did.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._last_seconds: dict[str, float] = {}
+        self._last_seconds: dict[str, dict[str, float]] = defaultdict(dict)
+        self._recovered_seconds: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        server: str | None = getattr(record, "outage", None)
-        if server is None:
-            return True
+        outage: str | None = getattr(record, "outage", None)
+        recovery: str | None = getattr(record, "recovery", None)
         with self._lock:
-            last_seconds = self._last_seconds.get(server)
-            self._last_seconds[server] = record.created
-        return last_seconds is None or record.created - last_seconds > OUTAGE_SECONDS
+            if outage is not None:
+                return self._begins(outage, record.created)
+            return recovery is None or self._ends(recovery, record.created)
+
+    def _begins(self, outage: str, now_seconds: float) -> bool:
+        server = outage.partition(":")[0]
+        if now_seconds - self._recovered_seconds.get(server, -math.inf) < LATE_SECONDS:
+            return False
+        last_seconds = self._last_seconds[server].get(outage, -math.inf)
+        self._last_seconds[server][outage] = now_seconds
+        return now_seconds - last_seconds > OUTAGE_SECONDS
+
+    def _ends(self, server: str, now_seconds: float) -> bool:
+        if self._last_seconds.pop(server, None) is None:
+            return False
+        self._recovered_seconds[server] = now_seconds
+        return True
 
 
 class Outage:

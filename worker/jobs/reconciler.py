@@ -7,7 +7,8 @@ time on as it hands out an id, so two of them never publish the same job at once
 only a later round's work.
 
 While Redis is away no lease can be extended, and when it is back all may have lapsed, of workers that are well. So none
-is taken away before Redis has been there for a lease.
+is taken away before Redis has been there for a lease. Since it asks all the time, the reconciler is also who says that
+Redis is back (`outages.OncePerOutage` lets that pass where the process has complained).
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Reconciler:
             num_published = 0
             try:
                 num_published = self.reconcile()
+                logger.info("Redis answers again", extra={"recovery": "redis"})
             except QueueUnavailable as error:
                 self._last_outage = time.monotonic()
                 logger.warning("reconciling failed: %s", error, extra={"outage": "redis"})

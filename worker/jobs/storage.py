@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -15,6 +15,7 @@ from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConnectTimeoutError,
     NoCredentialsError,
     PartialCredentialsError,
     ReadTimeoutError,
@@ -40,16 +41,27 @@ class Patience:
 
     A connection that is half-open, since a firewall forgot it or a host vanished, costs the first of them. Where
     `slow_read_timeout_seconds` are given, a call that was not answered in time is made anew with that time for each
-    try: a store may be slow, and a long upload lie for many seconds in buffers on its way.
+    try: a store may be slow, and a long upload lie for many seconds in buffers on its way. Without `repeats_timeouts`
+    the first try that was not answered in time is the last.
     """
 
     max_tries: int = 4
     read_timeout_seconds: float = 5.0
     slow_read_timeout_seconds: float | None = 20.0
+    connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS
+    repeats_timeouts: bool = True
 
 
 BRIEF = Patience(max_tries=2, read_timeout_seconds=4.0, slow_read_timeout_seconds=None)
 """For checks and for the API: somebody waits for the answer, and a 503 now is better than a 202 in a minute."""
+PROBE = Patience(
+    max_tries=2,
+    read_timeout_seconds=2.5,
+    slow_read_timeout_seconds=None,
+    connect_timeout_seconds=2.5,
+    repeats_timeouts=False,
+)
+"""For readiness: who asks gives up after seconds, and asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +84,17 @@ class ObjectStore:
         self._bucket = settings.s3_bucket
         self._prefix = f"{settings.s3_prefix.strip('/')}/" if settings.s3_prefix.strip("/") else ""
         self._where = f"bucket {settings.s3_bucket} at {settings.s3_endpoint or 'AWS'}"
-        self._client = _client(settings, settings.s3_endpoint, patience.max_tries, patience.read_timeout_seconds)
+        self._client = _client(settings, settings.s3_endpoint, patience)
         self._patient_client: Any = None
+        self._repeats_timeouts = patience.repeats_timeouts
         if slow_seconds := patience.slow_read_timeout_seconds:
-            self._patient_client = _client(settings, settings.s3_endpoint, patience.max_tries, slow_seconds)
-            self._on_timeout(self._patient_client, is_last=True)
-        self._on_timeout(self._client, is_last=self._patient_client is None)
+            slow = replace(patience, read_timeout_seconds=slow_seconds)
+            self._patient_client = _client(settings, settings.s3_endpoint, slow)
+            self._on_timeout(self._patient_client, repeats=True)
+        self._on_timeout(self._client, repeats=patience.repeats_timeouts and self._patient_client is None)
         # A signature covers the host, so links are signed for the address under which clients reach the store.
         public = settings.s3_public_endpoint
-        self._signer = _client(settings, public, 1, patience.read_timeout_seconds) if public else self._client
+        self._signer = _client(settings, public, patience) if public else self._client
 
     def check(self) -> None:
         """The bucket is there and takes, gives and deletes an object."""
@@ -205,14 +219,17 @@ class ObjectStore:
                 raise
         return use(self._patient_client)
 
-    def _on_timeout(self, client: Any, *, is_last: bool) -> None:
-        """After a try without an answer: the next one needs a new connection, or the client that has more patience."""
+    def _on_timeout(self, client: Any, *, repeats: bool) -> None:
+        """After a try without an answer: the next one, if there is any, needs a new connection, or the client that has
+        more patience."""
 
         def look(caught_exception: Exception | None = None, **_: object) -> None:
             if isinstance(caught_exception, ReadTimeoutError):
                 self._forget_idle_connections()
-                if not is_last:
+                if not repeats:
                     raise caught_exception
+            if isinstance(caught_exception, ConnectTimeoutError) and not self._repeats_timeouts:
+                raise caught_exception
 
         client.meta.events.register("needs-retry.s3", look)
 
@@ -265,7 +282,7 @@ class _AlreadyThere(StorageError):
     """`If-None-Match: *` was not met."""
 
 
-def _client(settings: Settings, endpoint: str | None, max_tries: int, read_timeout_seconds: float) -> Any:
+def _client(settings: Settings, endpoint: str | None, patience: Patience) -> Any:
     # A session of its own: boto3's default session is not safe to use from several threads.
     return boto3.session.Session().client(
         "s3",
@@ -274,9 +291,9 @@ def _client(settings: Settings, endpoint: str | None, max_tries: int, read_timeo
         config=Config(
             signature_version="s3v4",
             s3={"addressing_style": "path" if endpoint else "auto"},
-            retries={"mode": "standard", "total_max_attempts": max_tries},
-            connect_timeout=CONNECT_TIMEOUT_SECONDS,
-            read_timeout=read_timeout_seconds,
+            retries={"mode": "standard", "total_max_attempts": patience.max_tries},
+            connect_timeout=patience.connect_timeout_seconds,
+            read_timeout=patience.read_timeout_seconds,
             tcp_keepalive=True,
             max_pool_connections=MAX_CONNECTIONS,
             request_checksum_calculation=settings.s3_checksums,

@@ -1,7 +1,7 @@
 -- Guarantees: record and due entry appear together; never more than max_queue unfinished jobs; of one idempotency key,
--- one job. Its message goes out here; without one the caller publishes the job, unless its announced_ms is UNPUBLISHED.
+-- one job. Its message goes out here, unless enough of them wait.
 -- KEYS: record[, idempotency]. ARGV: prefix, max_queue, max_published, announce_ms, retention_ms, expires_ms
--- (0: never), fingerprint, message ('': none), then the record's fields as pairs.
+-- (0: never), fingerprint, message, then the record's fields as pairs.
 -- Returns {'stored', record…} | {'full'} | {'conflict'}.
 local max_queue, max_published, announce_ms = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local retention_ms, expires_ms, fingerprint = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
@@ -32,7 +32,7 @@ if unfinished >= max_queue then return {'full'} end
 redis.call('HSET', KEYS[1], 'created_ms', now, unpack(ARGV, 9))
 if expires_ms > 0 then redis.call('HSET', KEYS[1], 'expires_ms', now + expires_ms) end
 local job = read(KEYS[1])
-if line_up(KEYS[1], job, max_published, announce_ms) and message ~= '' then publish(job.queue, job.id, now, message) end
+if line_up(KEYS[1], job, max_published, announce_ms) then publish(job.queue, job.id, now, message) end
 redis.call('ZADD', ages_key(job.queue), now, job.id)
 count('submitted', job.queue)
 if users_key(job) then redis.call('SADD', users_key(job), job.id) end
