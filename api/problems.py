@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from flask import Flask, Response, request
 from pydantic import BaseModel, ConfigDict, Field
-from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 from werkzeug.wrappers import Response as AnyResponse
 
 from omnivoice.errors import InvalidRequest
@@ -103,6 +103,13 @@ def _from_http(error: HTTPException) -> ProblemError:
             detail = f"there is no {path}; /openapi.json tells what there is"
         case MethodNotAllowed(valid_methods=allowed):
             detail = f"{method} is not allowed for {path}; allowed: {', '.join(sorted(allowed or ()))}"
+        case RequestEntityTooLarge():
+            allowed_size = f"must have at most {request.max_content_length} bytes"
+            if request.mimetype == "multipart/form-data":
+                beside_files = f"{request.max_form_memory_size} of them beside files"
+                allowed_size += f" in {request.max_form_parts} parts, {beside_files}"
+            found = [FieldError(field="body", detail=allowed_size)]
+            return ProblemError(413, f"body: {allowed_size}", errors=found, headers=headers)
         case _:
             detail = error.description or http.HTTPStatus(status).phrase
     return ProblemError(status, detail, headers=headers)

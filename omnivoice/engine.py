@@ -290,6 +290,7 @@ class Engine:
         )
 
 
-def _seed_of(request: SynthesisRequest) -> int:
+def _seed_of(request: object) -> int:
     """The caller's seed, or one drawn small enough (53 bits) for JSON readers that hold numbers as doubles."""
-    return secrets.randbits(53) if request.seed is None else request.seed
+    seed = request.seed if isinstance(request, SynthesisRequest) else None
+    return secrets.randbits(53) if seed is None else seed

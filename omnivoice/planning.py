@@ -87,6 +87,8 @@ def plan(request: SynthesisRequest, reference: Reference | None = None) -> Plan:
     `reference` stands for a voice that is not encoded yet; a request that carries its voice needs none. Raises
     `InvalidRequest` naming the field for anything that cannot be served.
     """
+    if not isinstance(request, SynthesisRequest):
+        raise InvalidRequest("request", f"must be a SynthesisRequest, not {type(request).__name__}")
     if not isinstance(request.params, SamplingParams):
         raise InvalidRequest("params", "must be SamplingParams")
     if request.voice is not None:

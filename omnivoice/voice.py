@@ -7,6 +7,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from numbers import Integral
 from threading import Lock
 from typing import Protocol
 
@@ -46,6 +47,8 @@ def encode_voice(
     """
     if not isinstance(ref_text, str) or not ref_text.strip():
         raise InvalidRequest("ref_text", "the transcript of the reference audio is required")
+    if not isinstance(sample_rate, Integral) or isinstance(sample_rate, bool) or sample_rate < 1:
+        raise InvalidRequest("sample_rate", f"must be a whole number of hertz, not {sample_rate!r:.40}")
     mono = _mono(waveform)
     if len(mono) > (MAX_SECONDS + CODEC_DELAY_SECONDS) * sample_rate:
         raise InvalidRequest("ref_audio", f"must last at most {MAX_SECONDS:g} s, not {len(mono) / sample_rate:.1f}")

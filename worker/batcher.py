@@ -159,9 +159,9 @@ class Batcher:
 
     @property
     def busy_since(self) -> float | None:
-        """Monotonic time since when a call, or the oldest request, has occupied the synthesizer."""
+        """Monotonic time since when a call has occupied the synthesizer, or a request in it has not moved."""
         with self._changed:
-            times = (self._busy_since, self._inside.oldest_closed_at)
+            times = (self._busy_since, self._inside.stands_since)
             return min((since for since in times if since is not None), default=None)
 
     def _on_finished(self) -> None:
@@ -324,6 +324,7 @@ class Batcher:
             return
         self._num_failures = 0
         with self._changed:
+            self._inside.note_step()
             self._inside.finish(generated)
         for request_id, result in ended:
             with self._changed:

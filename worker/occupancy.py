@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from worker.entry import Entry
 from worker.window import Load, passable_since
@@ -12,12 +12,17 @@ from worker.window import Load, passable_since
 
 @dataclass(slots=True, eq=False)
 class Occupant:
-    """An entry in the synthesizer. `batch_size` is that of the largest batch that it was generated in."""
+    """An entry in the synthesizer.
+
+    `batch_size` is that of the largest batch that it was generated in, `moved_at` the monotonic time of the last step
+    that it ran in, or of its coming where it is.
+    """
 
     entry: Entry
     closed_at: float
     window: str
     batch_size: int = 1
+    moved_at: float = field(default_factory=time.monotonic)
 
 
 class Occupancy:
@@ -48,8 +53,9 @@ class Occupancy:
         return [occupant.entry for occupant in self._occupants]
 
     @property
-    def oldest_closed_at(self) -> float | None:
-        return min((occupant.closed_at for occupant in self._occupants), default=None)
+    def stands_since(self) -> float | None:
+        """Monotonic time since when some entry has not moved."""
+        return min((occupant.moved_at for occupant in self._occupants), default=None)
 
     @property
     def load(self) -> Load:
@@ -71,10 +77,16 @@ class Occupancy:
         for occupant in self._running.values():
             occupant.batch_size = max(occupant.batch_size, len(self._running))
 
+    def note_step(self) -> None:
+        """A step has ended: what runs has moved."""
+        for occupant in self._running.values():
+            occupant.moved_at = time.monotonic()
+
     def finish(self, request_ids: Iterable[str]) -> None:
         """These are generated. Unknown ids are ignored: of what has ended, and of what a failed step left behind."""
         for request_id in request_ids:
             if occupant := self._running.pop(request_id, None):
+                occupant.moved_at = time.monotonic()
                 self._finishing[request_id] = occupant
 
     def end(self, request_id: str) -> Occupant | None:

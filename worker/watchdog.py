@@ -1,4 +1,4 @@
-"""Ends the process when a batch outlives its deadline: the threads pool has no time limits, and a hung GPU call cannot
+"""Ends the process when the synthesizer hangs: the threads pool has no time limits, and a hung GPU call cannot
 be interrupted. The leases of its jobs then lapse and other workers take them over."""
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ LOOKS_PER_DEADLINE = 20
 
 
 class Watchdog:
-    """Looks at `busy_since` (monotonic seconds, None when idle) and exits the process once that is too long ago."""
+    """Looks at `busy_since` (monotonic seconds, None when idle) and exits the process once that is too long ago.
+
+    However long a text takes, its steps end: what counts is the time without one.
+    """
 
     def __init__(self, busy_since: Callable[[], float | None], deadline_seconds: float) -> None:
         self._busy_since = busy_since
@@ -35,7 +38,7 @@ class Watchdog:
             since = self._busy_since()
             if since is None or time.monotonic() - since <= self._deadline_seconds:
                 continue
-            logger.critical("a batch has run for more than %g s: the process ends", self._deadline_seconds)
+            logger.critical("no step has ended for more than %g s: the process ends", self._deadline_seconds)
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
             # Not sys.exit: that would wait for the thread that hangs.
             os._exit(EXIT_STATUS)

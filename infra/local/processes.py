@@ -32,6 +32,13 @@ class ProcessId:
     def is_running(self) -> bool:
         return _start_time(self.pid) == self.started
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is there, but was told to stand still (SIGSTOP)."""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
+            return self.is_running and _fields(self.pid)[0] in "Tt"
+        return False
+
 
 def launch(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start `command` in a session of its own, so that a Ctrl-C in the terminal reaches us alone; output is
@@ -85,12 +92,9 @@ def _wait_until_gone(process: ProcessId, seconds: float) -> bool:
 
 
 def _start_time(pid: int) -> str | None:
-    """None for a process that has ended, also one that its parent has not waited for yet.
-
-    Source: proc(5). The fields are counted from behind the last parenthesis, since a program's name may hold blanks.
-    """
+    """None for a process that has ended, also one that its parent has not waited for yet."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        fields = _fields(pid)
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (FileNotFoundError, ProcessLookupError):
         if not Path("/proc/self/stat").exists():
@@ -98,3 +102,8 @@ def _start_time(pid: int) -> str | None:
         return None
     state, start_ticks = fields[0], fields[19]
     return None if state in "ZX" else f"{boot}:{start_ticks}"
+
+
+def _fields(pid: int) -> list[str]:
+    """State, parent, and so on, of proc(5), from behind the last parenthesis: a program's name may hold blanks."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -162,7 +162,7 @@ class Stack:
     def _check_those_that_run(self, wanted: list[Service]) -> None:
         """Raises `LocalError` for one that is to go on as it is, but does not answer."""
         for service, record in self._running(wanted):
-            if not changed(service, record) and not probes.answers(record.address):
+            if not changed(service, record) and not _answers(record):
                 raise LocalError(
                     f"{service.name} runs as process {record.process.pid} but does not answer at {record.address}"
                     f" (log: {self._state.log(service.name)}); `make down` ends it"
@@ -270,8 +270,13 @@ def condition(record: Record) -> tuple[str, bool]:
     """What has become of a service, and whether it runs and answers: a process that is there may still not."""
     if not record.is_running:
         return "has ended", False
-    answers = probes.answers(record.address)
+    answers = _answers(record)
     return f"runs as process {record.process.pid}{'' if answers else ' but does not answer'}", answers
+
+
+def _answers(record: Record) -> bool:
+    """A worker has no port: of it no more can be told than whether its process was stopped."""
+    return probes.answers(record.address) and not record.process.is_stopped
 
 
 def changed(service: Service, record: Record) -> list[str]:

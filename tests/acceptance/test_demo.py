@@ -391,7 +391,7 @@ def assert_silent_services_are_told_of(stack: LocalStack) -> None:
     """A process that is there, but does not answer: no service that runs."""
     settings = {"OMNIVOICE_SYNTHESIZER": "tone", "OMNIVOICE_MAX_WAIT_MS": "10"}
     running = stack.processes("stack")
-    for silent, other in (("redis", "s3"), ("s3", "redis")):
+    for silent, other in (("redis", "s3"), ("s3", "redis"), ("worker", "api")):
         process_id = running[silent].pid
         os.kill(process_id, signal.SIGSTOP)
         try:

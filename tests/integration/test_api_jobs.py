@@ -56,7 +56,11 @@ def test_duration_is_the_estimate(client: FlaskClient, settings: Settings) -> No
 
 def test_too_large(settings: Settings) -> None:
     client = build_app(settings.model_copy(update={"max_request_bytes": 1024})).test_client()
-    assert_problem(client.post("/v1/jobs", json={"text": "a " * 2000}), 413)
+    problem = assert_problem(client.post("/v1/jobs", json={"text": "a " * 2000}), 413, "body")
+    assert problem["detail"] == "body: must have at most 1024 bytes"
+    client = build_app(settings).test_client()  # JSON has a bound of its own
+    problem = assert_problem(client.post("/v1/jobs", json={"text": "a " * 2**19}), 413, "body")
+    assert problem["detail"] == f"body: must have at most {2**20} bytes"
 
 
 def test_full_queue(settings: Settings, redis_client: Redis) -> None:

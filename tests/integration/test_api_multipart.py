@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -141,8 +142,9 @@ def test_no_boundary(client: FlaskClient) -> None:
 
 def test_too_many_parts_and_too_many_bytes(settings: Settings) -> None:
     client = build_app(settings.model_copy(update={"max_request_bytes": 20_000})).test_client()
-    assert_problem(_post(client, {"request": _job(), "ref_audio": _file(clip())}), 413)
-    assert_problem(_post(client, {f"part{i}": "x" for i in range(100)}), 413)
+    for parts in ({"request": _job(), "ref_audio": _file(clip())}, {f"part{i}": "x" for i in range(100)}):
+        detail = assert_problem(_post(client, parts), 413, "body")["detail"]
+        assert re.fullmatch(r"body: must have at most 20000 bytes in \d+ parts, \d+ of them beside files", detail)
 
 
 def test_same_key_with_another_clip_is_another_body(client: FlaskClient) -> None:

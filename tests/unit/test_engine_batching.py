@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import golden_cases as golden
 import numpy as np
@@ -125,6 +126,15 @@ def test_one_bad_request_in_eight() -> None:
     assert isinstance(results[3].error, InvalidRequest)
     assert results[3].error.field == "language"
     assert all(result.waveform is not None for index, result in enumerate(results) if index != 3)
+
+
+@pytest.mark.parametrize("bad", ["text", None, {"text": "Hi"}], ids=str)
+def test_what_is_no_request_fails_alone(bad: Any) -> None:
+    good = SynthesisRequest("Hi", seed=1, params=SamplingParams(num_step=1))
+    failed, served = load("float32", "request").generate([bad, good])
+    assert isinstance(failed.error, InvalidRequest)
+    assert failed.error.field == "request"
+    assert served.waveform is not None
 
 
 def bad_voices() -> list[object]:

@@ -170,6 +170,13 @@ def test_a_voice_is_encoded_once() -> None:
     assert encode.num_calls == 1
 
 
+@pytest.mark.parametrize("rate", [0, -24_000, "24000", 24_000.5, None, True], ids=repr)
+def test_a_rate_that_is_none_is_refused(codec: Codec, clip: np.ndarray, rate: Any) -> None:
+    with pytest.raises(InvalidRequest, match="whole number of hertz") as refused:
+        encode_voice(codec, clip, rate, "Good morning.")
+    assert refused.value.field == "sample_rate"
+
+
 def test_threads_that_ask_together_share_one_encoding() -> None:
     cache, encode = VoiceCache(), Encodes(gate=Event())
     with ThreadPoolExecutor(6) as pool:

@@ -119,7 +119,9 @@ class Settings(BaseModel):
     lease_seconds: float = Field(15.0, ge=0.05, le=3600, description="a worker silent for this long loses its jobs")
     max_attempts: int = Field(3, ge=1, le=100)
     drain_seconds: float = Field(30.0, ge=0, le=3600, description="time that a stopping worker has for what runs")
-    batch_deadline_seconds: float = Field(300.0, gt=0, description="a batch that runs longer ends its worker")
+    batch_deadline_seconds: float = Field(
+        300.0, gt=0, description="a worker none of whose steps ends for so long ends itself"
+    )
     retention_hours: float = Field(72.0, gt=0, le=8760, description="how long an ended job and its objects are kept")
     # Metrics
     metrics_readers: str = Field(
