@@ -81,6 +81,11 @@ def malformed(what: str, detail: str) -> ProblemError:
     return ProblemError(400, f"{what}: {detail}", kind="malformed", title="Malformed request")
 
 
+def blamed(status: int, field: str, detail: str, headers: Mapping[str, str]) -> ProblemError:
+    """An HTTP status' own problem, of which one field, header or the body is to blame."""
+    return ProblemError(status, f"{field}: {detail}", errors=[FieldError(field=field, detail=detail)], headers=headers)
+
+
 def not_allowed(field: str, detail: str) -> ProblemError:
     """422: one field has a value that is not allowed."""
     return _fields_not_allowed([FieldError(field=field, detail=detail)])
@@ -104,12 +109,11 @@ def _from_http(error: HTTPException) -> ProblemError:
         case MethodNotAllowed(valid_methods=allowed):
             detail = f"{method} is not allowed for {path}; allowed: {', '.join(sorted(allowed or ()))}"
         case RequestEntityTooLarge():
-            allowed_size = f"must have at most {request.max_content_length} bytes"
+            detail = f"must have at most {request.max_content_length} bytes"
             if request.mimetype == "multipart/form-data":
                 beside_files = f"{request.max_form_memory_size} of them beside files"
-                allowed_size += f" in {request.max_form_parts} parts, {beside_files}"
-            found = [FieldError(field="body", detail=allowed_size)]
-            return ProblemError(413, f"body: {allowed_size}", errors=found, headers=headers)
+                detail += f" in {request.max_form_parts} parts, {beside_files}"
+            return blamed(413, "body", detail, headers)
         case _:
             detail = error.description or http.HTTPStatus(status).phrase
     return ProblemError(status, detail, headers=headers)

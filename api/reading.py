@@ -16,7 +16,7 @@ from flask import Request
 from werkzeug.datastructures import FileStorage
 from werkzeug.http import parse_list_header
 
-from api.problems import FieldError, ProblemError, malformed, not_allowed
+from api.problems import ProblemError, blamed, malformed, not_allowed
 
 MAX_WAIT_SECONDS = 60
 MAX_JSON_BYTES = 2**20
@@ -53,9 +53,8 @@ def _refuse_encodings(request: Request) -> None:
     encodings = request.headers.get("Content-Encoding", "").lower().split(",")
     if all(encoding.strip() in ("", "identity") for encoding in encodings):
         return
-    error = FieldError(field="Content-Encoding", detail="must be identity, or left out: send the body uncompressed")
-    detail = f"{error.field}: {error.detail}"
-    raise ProblemError(415, detail, errors=[error], headers={"Accept-Encoding": "identity"})
+    detail = "must be identity, or left out: send the body uncompressed"
+    raise blamed(415, "Content-Encoding", detail, {"Accept-Encoding": "identity"})
 
 
 def _read_json_body(request: Request) -> bytes:

@@ -8,18 +8,14 @@ Times run from text to the finished waveform: generating, decoding and post-proc
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from bench.command import shown_command
 from bench.peers.ours import MODES, checkpoint_of_size
+from bench.record import circumstances, write
 from bench.texts import SENTENCE_SECONDS, texts_of
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest
 from omnivoice.parameters import FRAME_RATE
@@ -82,16 +78,12 @@ def main() -> None:
         started = time.perf_counter() - start
         say(f"start to ready: {started:.1f} s")
         results = {
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "command": shown_command("bench.alone"),
-            "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU",
-            "torch": torch.__version__,
+            **circumstances("bench.alone", arguments.device),
             "start_s": started,
             "sentences": sentences(engine, arguments.requests, params),
             "long_text": long_text(engine, arguments.minutes, arguments.repeats, params),
         }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, results)
 
 
 if __name__ == "__main__":

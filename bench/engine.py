@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import subprocess
 import tempfile
@@ -24,12 +23,12 @@ from typing import Any, Protocol
 
 import torch
 
-from bench.command import shown_command
 from bench.floors import floors
 from bench.peers.ours import MODES, OurEngine, RowCounter, checkpoint_of_size, make_work
 from bench.peers.process import PEERS, PeerFailed, PeerProcess, unpack_wheels
 from bench.peers.protocol import Work
 from bench.plot import Block, Summary, draw, markdown, tables
+from bench.record import circumstances, write
 from bench.texts import SENTENCE_SECONDS
 from omnivoice.model.config import ModelConfig
 
@@ -176,10 +175,7 @@ def run(arguments: argparse.Namespace, scratch: Path, stack: contextlib.ExitStac
     peers = ready(peers)
     contenders: list[Contender] = [*bases, *engines, *peers]
     results: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": shown_command("bench.engine"),
-        "device": torch.cuda.get_device_name() if arguments.device != "cpu" else "CPU",
-        "torch": torch.__version__,
+        **circumstances("bench.engine", arguments.device),
         "size": arguments.size,
         "contenders": {contender.name: getattr(contender, "info", {}) for contender in contenders},
     }
@@ -206,11 +202,6 @@ def run(arguments: argparse.Namespace, scratch: Path, stack: contextlib.ExitStac
     print("; on a CPU all compute in float32, whatever they are called\n" if arguments.device == "cpu" else "\n")
     print(tables(blocks))
     print(f"\n{table}" if table else "")
-
-
-def write(path: Path, results: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def numbers(text: str) -> list[int]:

@@ -20,7 +20,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from bench.command import shown_command
 from bench.load_clients import Answers, Clients, body
 from bench.load_figures import growth, latencies, report
 from bench.load_stack import LoadStack
+from bench.record import today, write
 from bench.service_clients import Caller, CallFailed
 from bench.service_product import measure, say
 from infra.local.interruption import interruptible
@@ -267,7 +268,7 @@ PARTS: dict[str, Callable[[LoadStack, Size, argparse.Namespace], dict[str, Any]]
 def run(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """All parts that were asked for, each with an empty Redis; written to `arguments.out` after each of them."""
     results: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": today(),
         "command": shown_command("bench.load"),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
@@ -286,11 +287,6 @@ def run(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             write(arguments.out, results)
             say(f"{part}: {json.dumps(figures)}")
     return results
-
-
-def write(path: Path, results: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import gc
 import json
 import os
@@ -20,18 +19,18 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.command import shown_command
 from bench.peers.ours import OurEngine, checkpoint_of_size, make_work
 from bench.peers.process import PeerFailed
 from bench.peers.protocol import FRAME_RATE, Work
 from bench.plot import Summary
+from bench.record import circumstances, write
 from bench.service_clients import Caller, CallFailed, Loop
 from bench.service_figures import CpuMeter, loop_figures, report, saturated_figures
 from bench.service_product import Product, environ_of, measure, say
@@ -150,10 +149,7 @@ def run(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """All measurements, written to `arguments.out` after each of them."""
     with_engine = arguments.synthesizer == "engine"
     results: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": shown_command("bench.service"),
-        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU",
-        "torch": torch.__version__,
+        **circumstances("bench.service", arguments.device),
         "settings": {name: str(value) for name, value in vars(arguments).items()},
         "saturated": [],
         "loops": [],
@@ -189,11 +185,6 @@ def note(results: dict[str, Any], part: str, figures: dict[str, Any], arguments:
     results[part].append(figures)
     write(arguments.out, results)
     say(f"{part}: {json.dumps(figures)}")
-
-
-def write(path: Path, results: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:

@@ -10,7 +10,6 @@ wait for a window is in it, by the worker's own rule (`worker.window`). HTTP, qu
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import statistics
 import subprocess
@@ -24,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from bench.arrivals import Arrivals
-from bench.command import shown_command
 from bench.peers.ours import MODES, checkpoint_of_size
 from bench.plot import markdown, percentile
+from bench.record import circumstances, write
 from bench.texts import mixed_texts
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest, SynthesisResult
 from omnivoice.parameters import FRAME_RATE
@@ -253,14 +251,10 @@ def main() -> None:
         traces = run(arguments, checkpoint_of_size(arguments.size, Path(scratch)))
     figures = [trace.figures(arguments.warm_up) for trace in traces]
     results = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": shown_command("bench.serving"),
-        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU",
-        "torch": torch.__version__,
+        **circumstances("bench.serving", arguments.device),
         "figures": figures,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(arguments.out, results)
     print(f"\n{results['device']}, torch {results['torch']}, {results['date']}\n")
     print(table(figures))
 

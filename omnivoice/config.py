@@ -83,7 +83,7 @@ class EngineConfig:
         if not self.graphs:
             raise ValueError("fp8: needs graphs")
         if self.deterministic:
-            raise ValueError("fp8: cannot be deterministic, the library multiplies by the batch's size")
+            raise ValueError("fp8: cannot be deterministic, how its products are cut depends on the batch's size")
         if (capability := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
             needed, found = (".".join(map(str, version)) for version in (FP8_CAPABILITY, capability))
             raise ValueError(f"fp8: needs compute capability {needed}, {device} has {found}")

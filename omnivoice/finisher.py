@@ -154,10 +154,7 @@ class Finisher:
             done = Mark(self._device, blocking=True)
             done.set()
         done.wait()
-        rows = np.split(all_codes.numpy(), np.cumsum([len(chunk) for chunk in chunks])[:-1])
-        sound = (
-            np.split(samples.numpy(), np.cumsum([len(waveform) for waveform in waveforms])[:-1]) if waveforms else []
-        )
+        rows, sound = _split(all_codes.numpy(), chunks), _split(samples.numpy(), waveforms)
         return deque(np.ascontiguousarray(row.T, dtype=np.int64) for row in rows), deque(sound)
 
     def _hand_over(self, finished: Finished) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import itertools
 import time
@@ -39,7 +38,7 @@ from bench.accuracy.rows import (
 )
 from bench.accuracy.texts import KINDS, SHORT, Utterance, utterances
 from bench.arrivals import Arrivals, Clients, poisson_times
-from bench.command import shown_command
+from bench.record import circumstances
 from bench.serving import ALL_TOKENS, Server, Trace
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisResult
 from omnivoice.parameters import FRAME_RATE
@@ -124,11 +123,8 @@ class Table:
         self._states: list[State] = []
         self._wanted: list[Any] = []
         about = {
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "command": shown_command("bench.accuracy"),
-            "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU",
+            **circumstances("bench.accuracy", arguments.device),
             "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
             "num_step": arguments.num_step,
         }
         self.folder = Folder.new(arguments.out, about)

@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 import torch
 
 from omnivoice.graph.graphs import Program
-from omnivoice.graph.program import Buffers, attention, embedding, unmasking
+from omnivoice.graph.program import Buffers, attention, embedding, rotation_of, unmasking
 from omnivoice.graph.tables import Capacity
 from omnivoice.graph.tiles import Tiles
 from omnivoice.kernels.fp8 import LARGEST, SMALLEST, add_norm_quantise, add_sum_squares, gate_quantise, quantise
@@ -172,9 +172,9 @@ class QuantisedModel:
 
     def _on_hopper(self, buffers: Buffers, rows: int, tiles: Tiles) -> Program:
         """With products that finish their rows. Quantising one takes a pass: its largest is known when it is whole."""
-        config, scratch, tables = self.backbone.config, self._scratch, buffers.tables
+        config, scratch = self.backbone.config, self._scratch
         hidden, mixed, scales = buffers.hidden[:rows], buffers.mixed[:rows], scratch.scales[:rows]
-        squares, num_rows, chained = buffers.squares[:, :rows], tables.size(0), tiles.chained
+        squares, num_rows, chained = buffers.squares[:, :rows], buffers.tables.size(0), tiles.chained
         normed = scratch.inputs(rows, config.hidden_size)
         narrow_mixed = scratch.inputs(rows, config.query_width)
         narrow_gated = scratch.inputs(rows, config.intermediate_size)
@@ -201,8 +201,7 @@ class QuantisedModel:
         launches = embedding(self.backbone, buffers, rows, tiles, parts)
         for layer in self._layers:
             norms = (layer.q_norm, layer.k_norm)
-            heads = (config.num_heads, config.num_kv_heads)
-            rotation = Rotation(tables["position"], buffers.cos, buffers.sin, *norms, *heads)
+            rotation = rotation_of(self.backbone, *norms, buffers)
             launches += [
                 norm,
                 product(HEADS, normed, layer.qkv, qkv, tiles.qkv, rotation),

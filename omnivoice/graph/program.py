@@ -80,7 +80,7 @@ def build_program(backbone: Backbone, buffers: Buffers, rows: int, tiles: Tiles)
 
     The backbone's norms must be folded (`Backbone.folded`).
     """
-    config, tables, num_rows = backbone.config, buffers.tables, buffers.tables.size(0)
+    config, num_rows = backbone.config, buffers.tables.size(0)
     squares, hidden = buffers.squares[:, :rows], buffers.hidden[:rows]
     qkv, mixed, gated = buffers.qkv[:rows], buffers.mixed[:rows], buffers.gated[:rows]
     added = [tile.columns for tile in (tiles.out, tiles.down) if tile is not None]
@@ -112,7 +112,7 @@ def build_program(backbone: Backbone, buffers: Buffers, rows: int, tiles: Tiles)
     launches = embedding(backbone, buffers, rows, tiles, parts)
     for layer in backbone.layers:
         norms = (layer.q_norm, layer.k_norm)
-        rotation = Rotation(tables["position"], buffers.cos, buffers.sin, *norms, config.num_heads, config.num_kv_heads)
+        rotation = rotation_of(backbone, *norms, buffers)
         launches += [
             *multiply(SCALED, hidden, layer.qkv, qkv, tiles.qkv, rotation),
             *attention(backbone, *norms, buffers, qkv, tiles, is_prepared=is_prepared),
@@ -121,6 +121,12 @@ def build_program(backbone: Backbone, buffers: Buffers, rows: int, tiles: Tiles)
             *multiply(ADDED, gated, layer.down, hidden, tiles.down),
         ]
     return launches + unmasking(backbone, buffers, rows, tiles, parts)
+
+
+def rotation_of(backbone: Backbone, q_norm: torch.Tensor, k_norm: torch.Tensor, buffers: Buffers) -> Rotation:
+    """What a product of heads needs to norm and rotate them by their rows' positions."""
+    heads = (backbone.config.num_heads, backbone.config.num_kv_heads)
+    return Rotation(buffers.tables["position"], buffers.cos, buffers.sin, q_norm, k_norm, *heads)
 
 
 def embedding(backbone: Backbone, buffers: Buffers, rows: int, tiles: Tiles, parts: int) -> Program:
