@@ -94,7 +94,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     Raises `ProblemError` 400, 413, or 422 for JSON that is no object.
     """
     if len(data) > MAX_JSON_BYTES:
-        raise ProblemError(413, f"{where}: at most {MAX_JSON_BYTES} bytes of JSON")
+        raise blamed(413, where, f"must have at most {MAX_JSON_BYTES} bytes of JSON", {})
     try:
         value = json.loads(data.decode(), parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates)
         json.dumps(value, ensure_ascii=False).encode()

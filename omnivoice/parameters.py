@@ -42,9 +42,12 @@ class Bounds(NamedTuple):
     def check(self, field: str, value: float) -> None:
         """Raise `InvalidRequest` unless `value` is a finite number inside the range."""
         if not (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)):
-            raise InvalidRequest(field, f"must be a number from {_shown(self.low)} to {_shown(self.high)}")
+            raise InvalidRequest(field, f"must be a number {self}")
         if not self.low <= value <= self.high:
-            raise InvalidRequest(field, f"must be from {_shown(self.low)} to {_shown(self.high)}, not {_shown(value)}")
+            raise InvalidRequest(field, f"must be {self}, not {_shown(value)}")
+
+    def __str__(self) -> str:
+        return f"from {_shown(self.low)} to {_shown(self.high)}"
 
 
 def _shown(number: float) -> str:

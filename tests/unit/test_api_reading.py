@@ -62,8 +62,9 @@ def test_json_keeps_text_as_it_is() -> None:
 
 def test_bounds_of_json() -> None:
     with pytest.raises(ProblemError) as too_long:
-        parse_object(b'{"text": "' + b"a" * MAX_JSON_BYTES + b'"}', "body")
+        parse_object(b'{"text": "' + b"a" * MAX_JSON_BYTES + b'"}', "request")
     assert too_long.value.body.status == 413
+    assert [error.field for error in too_long.value.body.errors] == ["request"]
     with pytest.raises(ProblemError) as too_many:
         parse_object(json.dumps({f"field{i}": 1 for i in range(1000)}).encode(), "body")
     assert too_many.value.body.status == 422
