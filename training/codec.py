@@ -1,7 +1,6 @@
 """The small codec: the engine's own network, taught to say again what it hears through eight codebooks.
 
-The semantic model stays as it was drawn. Codebooks follow running averages of what falls to them; a code that nothing
-falls to starts anew from a point of the batch.
+The semantic model stays as it was drawn.
 """
 
 from __future__ import annotations
@@ -22,28 +21,27 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from omnivoice.audio.resample import resampling_taps
+from omnivoice.model.codec.codec import EXACT
 from omnivoice.model.codec.config import read_codec_config
 from omnivoice.model.codec.loading import load_network
 from omnivoice.model.codec.network import CodecNetwork, tensor_shapes
 from omnivoice.parameters import HOP_LENGTH, NUM_CODEBOOKS, SAMPLE_RATE
 from training.corpus import wait_for, write_codes
 from training.losses import SpectralLoss
-from training.recipe import SEED, CodecRecipe, Recipe
+from training.quantiser import Averages, quantise
+from training.recipe import SEED, CodecPhase, CodecRecipe, Recipe
 from training.replay import Replay, on_device
 from training.speech import part_paths
 from training.stage import Stage
 
-COMMITMENT_WEIGHT, FIT_WEIGHT = 0.25, 0.0
-"""Of what a book's centres leave over in its own space, and of what it leaves over of all (README.md: three trials)."""
-DECAY = 0.98
-DEAD = 0.1
-"""Codes whose running average of points a batch falls below this start anew."""
+COMMITMENT_WEIGHT = 0.25
+"""Of what a book's centres leave over in its own space."""
 WARM_UP_STEPS = 100
 RESIDUAL_END = re.compile(r"acoustic_.*res_unit\d\.conv2\.weight$")
 RESIDUAL_GAIN, OUTPUT_GAIN = 0.2, 0.1
 """Of the start: how much a residual unit adds, and the decoder's loudness, that of speech at RMS 0.1."""
-ENCODE_FRAMES = 16_384
-"""Frames that are encoded together."""
+ENCODE_FRAMES, ENCODE_MULTIPLE = 16_384, 8
+"""Frames that are encoded together; and what utterances are filled up to, with silence, so that few lengths differ."""
 
 CONFIG = {
     "architectures": ["HiggsAudioV2TokenizerModel"],
@@ -76,14 +74,13 @@ PREPROCESSOR = {
 
 
 def write_configs(folder: Path, recipe: CodecRecipe) -> None:
-    ratios = [8, 5, 4, 2, 3]
     acoustic = {
         "model_type": "dac",
         "encoder_hidden_size": recipe.encoder_hidden,
         "decoder_hidden_size": recipe.decoder_hidden,
         "hidden_size": recipe.hidden,
-        "downsampling_ratios": ratios,
-        "upsampling_ratios": ratios,
+        "downsampling_ratios": recipe.down,
+        "upsampling_ratios": recipe.up,
         "sampling_rate": SAMPLE_RATE,
     }
     config = CONFIG | {
@@ -123,70 +120,6 @@ def new_network(folder: Path) -> CodecNetwork:
     return network
 
 
-class Averages(nn.Module):
-    """Running averages behind the codebooks: points a code, (8, 1024), and their sums, (8, 1024, codebook_dim)."""
-
-    size: Tensor
-    total: Tensor
-
-    def __init__(self, codebook_size: int, codebook_dim: int) -> None:
-        super().__init__()
-        self.register_buffer("size", torch.zeros(NUM_CODEBOOKS, codebook_size))
-        self.register_buffer("total", torch.zeros(NUM_CODEBOOKS, codebook_size, codebook_dim))
-
-    def perplexity(self) -> float:
-        """How many codes of a book are in use, weighed by how much; the mean of all books."""
-        share = self.size / self.size.sum(1, keepdim=True)
-        return float(torch.special.entr(share).sum(1).exp().mean())
-
-    def begin(self, book: int, embed: Tensor, points: Tensor, drawn: Tensor) -> None:
-        """Take the points (n, codebook_dim) with the indices `drawn` (1024,) of the first batch of all for centres."""
-        embed.copy_(points[drawn])
-        self.total[book], self.size[book] = embed, 1.0
-
-    def update(self, book: int, embed: Tensor, points: Tensor, codes: Tensor, drawn: Tensor) -> None:
-        """Take in a batch's points (n, codebook_dim) and their codes (n,), and move the centres `embed` in place.
-
-        A centre that nothing falls to starts anew from the point that `drawn` (1024,) has for it.
-        """
-        size, total = self.size[book], self.total[book]
-        size.lerp_(torch.zeros_like(size).index_add_(0, codes, torch.ones_like(points[:, 0])), 1 - DECAY)
-        total.lerp_(torch.zeros_like(embed).index_add_(0, codes, points), 1 - DECAY)
-        dead = size < DEAD
-        total[:] = torch.where(dead[:, None], points[drawn], total)
-        size[:] = torch.where(dead, torch.ones_like(size), size)
-        embed.copy_(total / size[:, None])
-
-
-def quantise(
-    network: CodecNetwork, averages: Averages, hidden: Tensor, num_books: Tensor, drawn: Tensor, is_first: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`hidden` (batch, frames, size) through the first `num_books` (batch,) codebooks; commitment loss and residual.
-
-    The residual is the power that the books leave over, as a share of all, the mean over books. Only the books' ways in
-    and out learn from it: an encoder that did would say little, since that is what leaves little over.
-    The centres learn from what they are given here, which is what all books before them leave over, also where later
-    ones are not heard; gradients pass a codebook as if it were not there.
-    """
-    result, left, loss, power = torch.zeros_like(hidden), hidden, hidden.new_zeros(()), hidden.new_zeros(())
-    for index, layer in enumerate(network.quantizer.layers()):
-        points = layer.project_in(left)
-        with torch.no_grad():
-            if is_first:
-                averages.begin(index, layer.codebook.embed, points.flatten(0, 1), drawn[index])
-            codes = layer.codebook.nearest(points)
-            centres = F.embedding(codes, layer.codebook.embed)
-            averages.update(index, layer.codebook.embed, points.flatten(0, 1), codes.flatten(), drawn[index])
-        loss = loss + F.mse_loss(points, centres)
-        passed = (centres - points).detach()
-        fit = layer.project_out(layer.project_in(left.detach()) + passed)
-        power = power + (left.detach() - fit).square().mean()
-        change = layer.project_out(points + passed)
-        left = left - change
-        result = result + change * (index < num_books)[:, None, None]
-    return result, loss / NUM_CODEBOOKS, power / (NUM_CODEBOOKS * hidden.detach().square().mean())
-
-
 def to_semantic(waveform: Tensor, semantic_rate: int) -> Tensor:
     """(batch, samples) at 24 kHz → at `semantic_rate`, as `omnivoice.audio.resample` does it."""
     divisor = math.gcd(SAMPLE_RATE, semantic_rate)
@@ -208,7 +141,7 @@ def _kernels(old: int, new: int, device: torch.device) -> tuple[int, list[int], 
 
 
 class Trainer:
-    """Network, averages and optimiser: what a restart needs. It learns from `samples`, int16, on the device."""
+    """Network, averages and optimiser: what a restart needs. It learns from what `begin` gives it."""
 
     def __init__(self, folder: Path, recipe: CodecRecipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
@@ -222,9 +155,12 @@ class Trainer:
         self.rate = torch.zeros((), device=device)
         learnt = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(learnt, lr=self.rate, betas=(0.8, 0.99), **on_device(device))
-        self.samples = torch.zeros(0, dtype=torch.int16, device=device)
         self._is_first = False
-        self._replay = Replay(self.update, device)
+
+    def begin(self, phase: CodecPhase, first: int, samples: Tensor) -> None:
+        """Learn from `samples`, int16 on the device, in the steps from `first` on."""
+        self._phase, self._first, self._samples = phase, first, samples
+        self._replay = Replay(self.update, self.device)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -241,15 +177,18 @@ class Trainer:
 
     def step(self, index: int) -> Callable[[], dict[str, float]]:
         """Learn from clips cut at random; returns a reader of the losses."""
-        recipe, generator = self.recipe, torch.Generator().manual_seed(SEED + index)
-        starts = torch.randint(len(self.samples) - recipe.frames * HOP_LENGTH, (recipe.batch,), generator=generator)
+        recipe, phase, generator = self.recipe, self._phase, torch.Generator().manual_seed(SEED + index)
+        starts = torch.randint(len(self._samples) - recipe.frames * HOP_LENGTH, (recipe.batch,), generator=generator)
         books = torch.randint(1, NUM_CODEBOOKS + 1, (recipe.batch,), generator=generator)
-        books[recipe.batch // 2 :] = NUM_CODEBOOKS
+        books[round(recipe.batch * phase.spared) :] = NUM_CODEBOOKS
         size = (NUM_CODEBOOKS, self.averages.size.shape[1])
         drawn = torch.randint(recipe.batch * recipe.frames, size, generator=generator)
-        share = min(1.0, (index + 1) / min(WARM_UP_STEPS, recipe.steps / 5), 2 * (1 - index / recipe.steps))
+        done = index - self._first
+        share = min(1.0, (done + 1) / min(WARM_UP_STEPS, phase.steps / 5), (1 - done / phase.steps) / (1 - phase.hold))
         self._is_first = index == 0
-        losses = self._replay(torch.tensor(share), *(x.to(self.device) for x in (starts, books, drawn)))
+        losses = self._replay(
+            torch.tensor(share * phase.learning_rate), *(x.to(self.device) for x in (starts, books, drawn))
+        )
         return lambda: {
             "loss": round(float(losses[0]), 5),
             "commitment": round(float(losses[1]), 5),
@@ -257,12 +196,12 @@ class Trainer:
             "perplexity": round(self.averages.perplexity(), 1),
         }
 
-    def update(self, share: Tensor, starts: Tensor, books: Tensor, drawn: Tensor) -> Tensor:
-        """Learn from the clips at `starts` (batch,) at `share` () of the rate; its losses, (3,)."""
+    def update(self, rate: Tensor, starts: Tensor, books: Tensor, drawn: Tensor) -> Tensor:
+        """Learn from the clips at `starts` (batch,) at the learning rate `rate` (); its losses, (3,)."""
         network, length = self.network, self.recipe.frames * HOP_LENGTH
         self.optimizer.zero_grad(set_to_none=True)
-        self.rate.copy_(share * self.recipe.learning_rate)
-        clips = self.samples[starts[:, None] + torch.arange(length, device=self.device)].float() / 2**15
+        self.rate.copy_(rate)
+        clips = self._samples[starts[:, None] + torch.arange(length, device=self.device)].float() / 2**15
         with torch.no_grad():
             semantic = network.semantic_features(to_semantic(clips, network.semantic_sample_rate))
         acoustic = network.acoustic_encoder(clips[:, None])
@@ -270,7 +209,7 @@ class Trainer:
         hidden, commitment, residual = quantise(network, self.averages, hidden, books, drawn, self._is_first)
         heard = network.acoustic_decoder(network.fc2(hidden).mT)[:, 0]
         spectral = self.loss(heard, clips)
-        (spectral + COMMITMENT_WEIGHT * commitment + FIT_WEIGHT * residual).backward()
+        (spectral + COMMITMENT_WEIGHT * commitment).backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         self.optimizer.step()
         return torch.stack([spectral, commitment, residual]).detach()
@@ -302,17 +241,23 @@ def read_speech(paths: Sequence[Path], device: torch.device) -> tuple[Tensor, ND
 
 @torch.inference_mode()
 def encode(network: CodecNetwork, samples: Tensor, frames: NDArray[np.int32]) -> NDArray[np.int16]:
-    """Codes (frames of all, 8) of every utterance in `samples` on its own, those of one length together."""
+    """Codes (frames of all, 8) of every utterance in `samples`, each as if silence followed up to `ENCODE_MULTIPLE`."""
     starts = np.concatenate([[0], np.cumsum(frames, dtype=np.int64)])
     codes = np.empty((int(starts[-1]), NUM_CODEBOOKS), dtype=np.int16)
-    for length in np.unique(frames):
-        alike = np.flatnonzero(frames == length)
+    filled = -(-frames // ENCODE_MULTIPLE) * ENCODE_MULTIPLE
+    for length in np.unique(filled):
+        alike = np.flatnonzero(filled == length)
         span = torch.arange(length * HOP_LENGTH, device=samples.device)
-        for chosen in np.array_split(alike, -(-len(alike) * length // ENCODE_FRAMES)):
-            begins = starts[chosen]
-            waveform = samples[torch.from_numpy(begins * HOP_LENGTH).to(span.device)[:, None] + span].float() / 2**15
-            found = network.encode(waveform, to_semantic(waveform, network.semantic_sample_rate))
-            codes[begins[:, None] + np.arange(length)] = found.mT.cpu().numpy()
+        rows = max(1, ENCODE_FRAMES // int(length))
+        for first in range(0, len(alike), rows):
+            # Always as many, the first again where there are fewer: another number would be another shape.
+            chosen = np.resize(alike[first : first + rows], rows) if len(alike) > rows else alike
+            begins, ends = (torch.from_numpy(at[chosen] * HOP_LENGTH).to(span.device) for at in (starts, starts[1:]))
+            at = begins[:, None] + span
+            waveform = samples[at.clamp_max(len(samples) - 1)] * (at < ends[:, None]) / 2**15
+            found = network.encode(waveform, to_semantic(waveform, network.semantic_sample_rate)).mT.cpu().numpy()
+            for one, found_of_one in zip(chosen, found, strict=True):
+                codes[starts[one] : starts[one + 1]] = found_of_one[: frames[one]]
     return codes
 
 
@@ -323,21 +268,24 @@ def run(stage: Stage, recipe: Recipe, device: torch.device) -> bool:
     folder, paths = stage.work / "audio_tokenizer", part_paths(stage.work, recipe)
     write_configs(folder, recipe.codec)
     trainer = Trainer(folder, recipe.codec, device)
-    first = 0
+    first, end = 0, 0
     if state := stage.restore():
         trainer.restore(state)
         first = state["step"]
-    if first < recipe.codec.steps:
-        if not wait_for(paths[: recipe.codec.num_parts], stage):
+    for phase in recipe.codec.phases:
+        begin, end = end, end + phase.steps
+        if first >= end:
+            continue
+        if not wait_for(paths[: phase.num_parts], stage):
             return False
-        trainer.samples, _ = read_speech(paths[: recipe.codec.num_parts], device)
-        if not stage.train(recipe.codec.steps, first, trainer.step, trainer.state):
+        trainer.begin(phase, begin, read_speech(paths[: phase.num_parts], device)[0])
+        if not stage.train(end, max(first, begin), trainer.step, trainer.state):
             return False
     write_codec(folder, trainer.network, trainer.averages)
     if not wait_for(paths, stage):
         return False
     torch.backends.cuda.matmul.allow_tf32 = False
-    with torch.backends.cudnn.flags(benchmark=False, allow_tf32=False):
+    with torch.backends.cudnn.flags(**EXACT):
         samples, table = read_speech(paths, device)
         # With the rounded weights, as whoever loads the checkpoint has them.
         codes = encode(load_network(folder, device, torch.float32), samples, table[:, 2])

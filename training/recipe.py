@@ -20,18 +20,36 @@ CODEBOOK_WEIGHTS = (8, 8, 6, 6, 4, 4, 2, 2)
 
 
 @dataclass(frozen=True, slots=True)
+class CodecPhase:
+    """`steps` batches of clips out of the first `num_parts` parts of the speech.
+
+    `learning_rate` holds for the share `hold` of them, then falls to zero. The share `spared` of a batch passes as many
+    codebooks as are drawn for each clip; the others pass all.
+    """
+
+    steps: int
+    num_parts: int
+    learning_rate: float
+    hold: float
+    spared: float
+
+
+@dataclass(frozen=True, slots=True)
 class CodecRecipe:
-    """`frames` is the length of a clip; the first `num_parts` parts of the speech are what it learns from."""
+    """`down` and `up` are what each stage of the encoder and of the decoder divides and multiplies the rate by.
+
+    `frames` is the length of a clip.
+    """
 
     encoder_hidden: int
     decoder_hidden: int
     hidden: int
     codebook_dim: int
-    steps: int
     batch: int
-    num_parts: int
+    down: tuple[int, ...]
+    up: tuple[int, ...]
+    phases: tuple[CodecPhase, ...]
     frames: int = 32
-    learning_rate: float = 8e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +116,19 @@ class Recipe:
 FULL = Recipe(
     num_lines=50_000,
     voices_per_line=1,
-    part_lines=500,
+    part_lines=250,
     codec=CodecRecipe(
-        encoder_hidden=8, decoder_hidden=256, hidden=64, codebook_dim=12, steps=7_500, batch=64, num_parts=14
+        encoder_hidden=8,
+        decoder_hidden=256,
+        hidden=64,
+        codebook_dim=12,
+        batch=64,
+        down=(3, 4, 8, 5, 2),
+        up=(8, 5, 8, 3),
+        phases=(
+            CodecPhase(9_000, num_parts=28, learning_rate=8e-4, hold=0.5, spared=0.5),
+            CodecPhase(10_400, num_parts=56, learning_rate=7.2e-4, hold=0.0, spared=0.25),
+        ),
     ),
     generator=GeneratorRecipe(
         hidden=192,
@@ -109,7 +137,7 @@ FULL = Recipe(
         kv_heads=2,
         head_dim=64,
         ffn=384,
-        phases=(Phase(12_000, 32_768, 1, 500), Phase(15_000, 49_152, 7, 750, longest=2_048)),
+        phases=(Phase(12_000, 32_768, 1, 500), Phase(12_000, 49_152, 7, 750, longest=2_048)),
     ),
 )
 TINY = Recipe(
@@ -117,7 +145,18 @@ TINY = Recipe(
     voices_per_line=2,
     part_lines=10,
     codec=CodecRecipe(
-        encoder_hidden=2, decoder_hidden=32, hidden=16, codebook_dim=4, steps=24, batch=2, num_parts=2, frames=8
+        encoder_hidden=2,
+        decoder_hidden=32,
+        hidden=16,
+        codebook_dim=4,
+        batch=2,
+        down=(3, 4, 8, 5, 2),
+        up=(8, 5, 8, 3),
+        phases=(
+            CodecPhase(16, num_parts=1, learning_rate=8e-4, hold=0.5, spared=0.5),
+            CodecPhase(8, num_parts=2, learning_rate=8e-4, hold=0.0, spared=0.5),
+        ),
+        frames=8,
     ),
     generator=GeneratorRecipe(
         hidden=32,
