@@ -1,4 +1,7 @@
-"""What the checkpoint can do, measured through the engine: words wrong on held-out sentences, and whose voice it is."""
+"""What the checkpoint can do, measured through the engine: words wrong on held-out sentences, and whose voice it is.
+
+Of a folder that has a codec only, what the codec makes of the teachers.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from bench.accuracy.words import Recogniser, rate_and_error, word_errors, words
 from omnivoice import Engine, EngineConfig, SamplingParams, SynthesisRequest
 from omnivoice.audio.wav import encode_wav
+from omnivoice.model.codec import Codec
 from omnivoice.parameters import FRAME_RATE, HOP_LENGTH, SAMPLE_RATE
 from training.losses import mel_filters
 from training.recipe import SEED, VOICES
@@ -116,17 +120,24 @@ def word_error_rate(lines: Sequence[Line], waveforms: Sequence[Waveform], recogn
     return f"{100 * rate:.1f} ± {100 * error:.1f}% of {len(lines)} sentences"
 
 
-def designing(
-    engine: Engine, clips: Clips, sentences: int, params: SamplingParams, recogniser: Recogniser | None
+def speaking(
+    engine: Engine | None,
+    codec: Codec,
+    clips: Clips,
+    sentences: int,
+    params: SamplingParams,
+    recogniser: Recogniser | None,
 ) -> dict[str, str]:
-    """Every voice by its instruct items, saying held-out lines; beside it, its teacher."""
+    """Every voice by its instruct items, saying held-out lines; beside it, its teacher, alone and through the codec."""
     figures = {}
     lines = clips.lines[:sentences]
     for (name, items), own in zip(VOICES.items(), clips.by_voice, strict=True):
         design = ", ".join(items)
         requests = [SynthesisRequest(x.written, "en", design, seed=i, params=params) for i, x in enumerate(lines)]
-        spoken = generate(engine, requests)
-        for who, waveforms in (("", spoken), (", its teacher", own[:sentences])):
+        spoken = {"": generate(engine, requests)} if engine else {}
+        spoken[", its teacher"] = own[:sentences]
+        spoken[", its teacher through the codec"] = [codec.decode(codec.encode(clip)) for clip in own[:sentences]]
+        for who, waveforms in spoken.items():
             pitch = statistics.median(map(median_pitch, waveforms[:20]))
             figures[f"{name}{who}: median pitch"] = f"{pitch:.0f} Hz"
             if recogniser is not None:
@@ -160,13 +171,17 @@ def run(
     stage: Stage, flite: Path | None, checkpoint: Path, device: str, sentences: int, trials: int, num_step: int
 ) -> bool:
     """Print the figures and keep them in `check.json`. Words are counted where a recogniser is installed."""
-    engine = Engine.from_checkpoint(checkpoint, EngineConfig(device=device))
+    is_whole = (checkpoint / "model.safetensors").exists()
+    engine = Engine.from_checkpoint(checkpoint, EngineConfig(device=device)) if is_whole else None
     clips = Clips.of(stage.work, flite, max(sentences, MIN_CLIPS))
     recogniser = Recogniser() if sentences and importlib.util.find_spec("faster_whisper") else None
     params = SamplingParams(num_step=num_step)
     figures = {"held-out sentences, steps": f"{sentences}, {num_step}"}
-    figures |= designing(engine, clips, sentences, params, recogniser) if sentences else {}
-    figures |= cloning(engine, clips, trials, params) if trials else {}
+    if sentences:
+        codec = Codec.from_folder(checkpoint, device)
+        figures |= speaking(engine, codec, clips, sentences, params, recogniser)
+    if trials and engine:
+        figures |= cloning(engine, clips, trials, params)
     if sentences and recogniser is None:
         stage.log(note="words were not counted: faster-whisper is not installed here")
     stage.log(**figures)

@@ -147,6 +147,15 @@ def test_check_clones_held_out_clips(work: Path) -> None:
     assert "| both | " in (work / "checkpoint" / "README.md").read_text()
 
 
+def test_check_of_a_codec_alone_tells_what_it_makes_of_the_teachers(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "audio_tokenizer").symlink_to(work / "checkpoint" / "audio_tokenizer")
+    (tmp_path / "text.jsonl").symlink_to(work / "text.jsonl")
+    assert stage_command("check", tmp_path, "--checkpoint", str(tmp_path), "--sentences", "1", "--tones") == 0
+    figures = json.loads((tmp_path / "check.json").read_text())
+    who = {name.partition(":")[0] for name in figures if ":" in name}
+    assert who == {f"{voice}, its teacher{rest}" for voice in VOICES for rest in ("", " through the codec")}
+
+
 def test_full_sizes_fit_into_the_package(tmp_path: Path) -> None:
     config = write_config(tmp_path, FULL.generator)
     assert config.text_vocab_size > MASK, "the reference package looks up every code in the text table too"
