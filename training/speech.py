@@ -42,9 +42,12 @@ SILENT = 0.01
 
 
 class Voice(Protocol):
-    """Says `text` in `stretch` times its own time: float32 (samples,) at 24 kHz, without silence at its ends."""
+    """Says `text` in `stretch` times its own time: float32 (samples,) at 24 kHz, without silence at its ends.
 
-    def __call__(self, text: str, stretch: float) -> NDArray[np.float32]: ...
+    The noise in it is drawn from `seed`.
+    """
+
+    def __call__(self, text: str, stretch: float, seed: int = 0) -> NDArray[np.float32]: ...
 
 
 class ToneVoice:
@@ -53,7 +56,7 @@ class ToneVoice:
     def __init__(self, name: str) -> None:
         self._pitch = 100.0 + 60.0 * (list(VOICES).index(name) if name in VOICES else len(name))
 
-    def __call__(self, text: str, stretch: float) -> NDArray[np.float32]:
+    def __call__(self, text: str, stretch: float, seed: int = 0) -> NDArray[np.float32]:
         time = np.arange(int(0.04 * stretch * SAMPLE_RATE)) / SAMPLE_RATE
         tones = [self._pitch * (1 + ord(letter) % 32 / 8) for letter in text]
         return np.concatenate([np.sin(2 * np.pi * tone * time) for tone in tones]).astype(np.float32)
@@ -83,7 +86,8 @@ class FliteVoice:
         register.restype, register.argtypes = ctypes.POINTER(_Voice), [ctypes.c_char_p]
         self._voice = register(None)
 
-    def __call__(self, text: str, stretch: float) -> NDArray[np.float32]:
+    def __call__(self, text: str, stretch: float, seed: int = 0) -> NDArray[np.float32]:
+        ctypes.CDLL(None).srand(seed)  # flite's noise is the C library's rand
         self._flite.flite_feat_set_float(self._voice.contents.features, b"duration_stretch", stretch)
         wave = self._flite.flite_text_to_wave(text.encode("ascii"), self._voice)
         content = wave.contents
@@ -152,10 +156,11 @@ def speak(voice: Voice, line: Line, rng: random.Random) -> Spoken:
     scale = rng.uniform(0.96, 1.04) if rng.random() < NEAR_SHARE else rng.uniform(0.8, 1.25)
     frames = max(1, round(estimate_frames(line.written) * scale))
     wanted = frames / FRAME_RATE - 2 * PAD_SECONDS
-    said, stretch = voice(line.spoken, 1.0), 1.0
+    noise = rng.getrandbits(31)
+    said, stretch = voice(line.spoken, 1.0, noise), 1.0
     needed = min(max(wanted * SAMPLE_RATE / len(said), STRETCH[0]), STRETCH[1])
     if abs(needed - stretch) > TOLERANCE:
-        said = voice(line.spoken, needed)
+        said = voice(line.spoken, needed, noise)
     said = said * np.float32(REFERENCE_RMS / max(float(np.sqrt(np.mean(np.square(said)))), 1e-4))
     lead = int(PAD_SECONDS * SAMPLE_RATE)
     frames = max(frames, -(-(len(said) + lead) // HOP_LENGTH))
