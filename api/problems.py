@@ -78,7 +78,8 @@ class ProblemError(Exception):
 
 def malformed(what: str, detail: str) -> ProblemError:
     """400: `what` (the body, a part, a header) cannot be parsed."""
-    return ProblemError(400, f"{what}: {detail}", kind="malformed", title="Malformed request")
+    errors = [FieldError(field=what, detail=detail)]
+    return ProblemError(400, f"{what}: {detail}", kind="malformed", title="Malformed request", errors=errors)
 
 
 def blamed(status: int, field: str, detail: str, headers: Mapping[str, str]) -> ProblemError:

@@ -128,7 +128,7 @@ def test_refusal_does_not_repeat_the_text(client: FlaskClient) -> None:
     "body", [b"{", b"", b'{"text": "Hello.", "speed": NaN}', b'{"text": "Hello.", "speed": Infinity}', b"\xff"]
 )
 def test_unreadable_json(client: FlaskClient, body: bytes) -> None:
-    assert_problem(client.post("/v1/jobs", data=body, content_type="application/json"), 400)
+    assert_problem(client.post("/v1/jobs", data=body, content_type="application/json"), 400, "body")
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/xml"])

@@ -129,7 +129,8 @@ def test_other_keys_and_no_key_make_other_jobs(client: FlaskClient) -> None:
 
 
 def test_malformed_key(client: FlaskClient) -> None:
-    assert_problem(client.post("/v1/jobs", json={"text": "Hi."}, headers={"Idempotency-Key": "a b"}), 400)
+    answer = client.post("/v1/jobs", json={"text": "Hi."}, headers={"Idempotency-Key": "a b"})
+    assert_problem(answer, 400, "Idempotency-Key")
 
 
 def test_racing_calls_with_one_key_make_one_job(client: FlaskClient, settings: Settings, redis_client: Redis) -> None:

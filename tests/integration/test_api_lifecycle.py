@@ -88,7 +88,7 @@ def test_no_wait_unless_asked(client: FlaskClient) -> None:
 
 @pytest.mark.parametrize(("prefer", "status"), [("wait=abc", 400), ("wait=61", 422), ("wait=99999999999", 422)])
 def test_bad_wait(client: FlaskClient, prefer: str, status: int) -> None:
-    assert_problem(client.get(f"/v1/jobs/{submit(client)}", headers={"Prefer": prefer}), status)
+    assert_problem(client.get(f"/v1/jobs/{submit(client)}", headers={"Prefer": prefer}), status, "Prefer")
 
 
 def test_long_polls_leave_threads_for_others(settings: Settings) -> None:

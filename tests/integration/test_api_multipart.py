@@ -133,11 +133,11 @@ def test_a_part_twice(client: FlaskClient) -> None:
 
 @pytest.mark.parametrize("body", ["{", '{"text": NaN}', ""])
 def test_request_part_that_is_no_json(client: FlaskClient, body: str) -> None:
-    assert_problem(_post(client, {"request": body, "ref_audio": _file(clip())}), 400)
+    assert_problem(_post(client, {"request": body, "ref_audio": _file(clip())}), 400, "request")
 
 
 def test_no_boundary(client: FlaskClient) -> None:
-    assert_problem(client.post("/v1/jobs", data=b"--x", content_type="multipart/form-data"), 400)
+    assert_problem(client.post("/v1/jobs", data=b"--x", content_type="multipart/form-data"), 400, "Content-Type")
 
 
 def test_too_many_parts_and_too_many_bytes(settings: Settings) -> None:

@@ -88,6 +88,10 @@ def test_a_bad_value_names_its_variable(name: str, value: str) -> None:
 
 def test_a_refusal_says_what_is_allowed() -> None:
     assert refusal(DEVICE="gpu") == "OMNIVOICE_DEVICE: must be auto, cpu, cuda or cuda:N"
+    assert refusal(INSECURE="maybe") == "OMNIVOICE_INSECURE: must be 0 or 1"
+    for value in ("-1", "60001", "1.5", "soon"):
+        assert refusal(MAX_WAIT_MS=value) == "OMNIVOICE_MAX_WAIT_MS: must be a whole number from 0 to 60000"
+    assert refusal(RETENTION_HOURS="0") == "OMNIVOICE_RETENTION_HOURS: must be a number more than 0 and at most 8760"
     assert "'request' or 'step'" in refusal(MODE="steps")
     assert "redis://" in refusal(REDIS_URL="http://127.0.0.1")
     for name in ("S3_BUCKET", "S3_PREFIX", "REDIS_PREFIX"):

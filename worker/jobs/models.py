@@ -25,6 +25,7 @@ from omnivoice.parameters import BOUNDS, MAX_TEXT_CHARS, SAMPLE_RATE, SamplingPa
 from omnivoice.request import SynthesisRequest, VoicePrompt
 from omnivoice.text import is_speakable
 from worker.jobs.errors import InvalidJob
+from worker.jobs.ranges import numbers_of
 
 SAMPLE_RATES: tuple[int, ...] = tuple(
     sorted({rate for audio_format in AUDIO_FORMATS.values() for rate in audio_format.sample_rates})
@@ -239,12 +240,6 @@ class Job(BaseModel):
         return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
-_RANGES = {name: str(bounds) for name, bounds in BOUNDS.items()} | {
-    "expires_in": f"more than 0 and at most {MAX_EXPIRES_SECONDS}"
-}
-_OUTSIDE = ("greater_than", "greater_than_equal", "less_than_equal")
-
-
 def _problem(problem: dict[str, Any]) -> tuple[str, str]:
     """(field, message) of one of pydantic's errors."""
     field = _printable(".".join(str(part) for part in problem["loc"] if part not in ("", "[key]"))) or "body"
@@ -253,8 +248,8 @@ def _problem(problem: dict[str, Any]) -> tuple[str, str]:
         return field, "is not a field" + (f"; did you mean {close[0]}?" if close else "")
     if problem["type"] == "missing":
         return field, "is required"
-    if problem["type"] in _OUTSIDE:
-        return field, f"must be {_RANGES[field]}"
+    if field in JobRequest.model_fields and (numbers := numbers_of(JobRequest.model_fields[field])):
+        return field, f"must be {numbers}"
     message = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     return field, message[0].lower() + message[1:]
 

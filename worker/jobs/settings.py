@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from worker.jobs.errors import SettingsError
+from worker.jobs.ranges import numbers_of
 from worker.jobs.sentinel import HOST, SENTINEL_FORM, SentinelUrl
 
 ENVIRONMENT_PREFIX = "OMNIVOICE_"
@@ -175,6 +176,10 @@ def _first_problem(error: ValidationError) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "string_pattern_mismatch":
         message = f"must be {Settings.model_fields[field].title}"
+    elif problem["type"] == "bool_parsing":
+        message = "must be 0 or 1"
+    elif problem["type"] != "value_error" and (numbers := numbers_of(Settings.model_fields[field])):
+        message = f"must be {numbers}"
     return f"{ENVIRONMENT_PREFIX}{field.upper()}: {message[0].lower()}{message[1:]}"
 
 
