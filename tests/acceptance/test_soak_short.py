@@ -73,8 +73,7 @@ def test_short_soak_is_clean(run: Run, tmp_path: Path) -> None:
     assert status == 0, run.text()[-6000:]
     wait_until(lambda: not run.own_processes(), 5, "the end of what was killed")
     assert [path for path in tmp_path.iterdir() if path.name.startswith("soak-")] == [], "a clean run keeps nothing"
-    # That it was a soak at all: every target was hit, what was run again was counted, and the audio was listened to.
-    # (None needs to be: a worker may be killed between two windows. `test_kill_moments` kills one that holds leases.)
+    # That it was a soak at all: every target was hit, jobs were run again, and the audio was listened to.
     text = run.text()
     faults = re.findall(r"^fault at .*: +[\d.]+ s  (\w+) ", text, re.MULTILINE)
     assert {"worker", "api", "redis", "s3"} <= set(faults), faults
@@ -82,7 +81,8 @@ def test_short_soak_is_clean(run: Run, tmp_path: Path) -> None:
     assert accepted == "160"
     [heard] = re.findall(r"^audio +(\d+) objects heard", text, re.MULTILINE)
     assert int(heard) >= 100
-    assert len(re.findall(r"leased more than once: \d+$", text, re.MULTILINE)) == 1
+    [again] = re.findall(r"leased more than once: (\d+)$", text, re.MULTILINE)
+    assert int(again) >= 1
 
 
 def test_interrupted_soak_leaves_no_process(run: Run) -> None:
