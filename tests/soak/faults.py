@@ -44,6 +44,8 @@ BACKEND_KINDS = {
 FIRST_FAULT_SECONDS = 2.0
 PAUSE_BEFORE_KILL_SECONDS = 0.3
 READY_SECONDS = 90.0
+IDLE_SECONDS, BETWEEN_LOOKS_SECONDS = 3.0, 0.05
+"""How long a fault waits for its worker to hold jobs, and how often it looks: struck idle, it would lose nothing."""
 OVERTAKEN_LEASES = 3.0
 
 
@@ -173,9 +175,7 @@ class Injector:
             pid = slot.pid or 0
         worker = worker_name(pid)
         first = signal.SIGTERM if how == "term" else signal.SIGKILL if how == "kill" else signal.SIGSTOP
-        # Stopped for an instant: else it would let go of jobs, and lease others, while they are looked up.
-        slot.signal(signal.SIGSTOP)
-        jobs = self._watch.held_by(worker)
+        jobs = self._stop_at_work(slot, worker)
         self._watch.until_elsewhere(fault.kind, fault.at, jobs, worker)
         if how in ("term", "kill"):
             slot.signal(first)
@@ -186,6 +186,20 @@ class Injector:
         else:
             self._stopping.wait(PAUSE_BEFORE_KILL_SECONDS if how == "stop+kill" else fault.seconds)
         slot.signal(signal.SIGKILL if how == "stop+kill" else signal.SIGCONT)
+
+    def _stop_at_work(self, slot: Slot, worker: str) -> list[str]:
+        """Stop a worker while it holds jobs, and give their ids; one that gets none for a while is stopped idle.
+
+        Stopped before they are looked up: else it would let go of some, and lease others, meanwhile.
+        """
+        deadline = time.monotonic() + IDLE_SECONDS
+        while True:
+            slot.signal(signal.SIGSTOP)
+            jobs = self._watch.held_by(worker)
+            if jobs or time.monotonic() > deadline or self._stopping.is_set():
+                return jobs
+            slot.signal(signal.SIGCONT)
+            self._stopping.wait(BETWEEN_LOOKS_SECONDS)
 
     def _kill_child(self, slot: Slot) -> None:
         """Kill gunicorn's worker and leave its master, which starts another."""
