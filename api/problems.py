@@ -78,13 +78,21 @@ class ProblemError(Exception):
 
 def malformed(what: str, detail: str) -> ProblemError:
     """400: `what` (the body, a part, a header) cannot be parsed."""
-    errors = [FieldError(field=what, detail=detail)]
-    return ProblemError(400, f"{what}: {detail}", kind="malformed", title="Malformed request", errors=errors)
+    return blamed(400, what, detail, kind="malformed", title="Malformed request")
 
 
-def blamed(status: int, field: str, detail: str, headers: Mapping[str, str]) -> ProblemError:
-    """An HTTP status' own problem, of which one field, header or the body is to blame."""
-    return ProblemError(status, f"{field}: {detail}", errors=[FieldError(field=field, detail=detail)], headers=headers)
+def blamed(
+    status: int,
+    field: str,
+    detail: str,
+    *,
+    kind: str | None = None,
+    title: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> ProblemError:
+    """A problem of which one field, header, part or the body is to blame."""
+    errors = [FieldError(field=field, detail=detail)]
+    return ProblemError(status, f"{field}: {detail}", kind=kind, title=title, errors=errors, headers=headers)
 
 
 def not_allowed(field: str, detail: str) -> ProblemError:
@@ -114,7 +122,7 @@ def _from_http(error: HTTPException) -> ProblemError:
             if request.mimetype == "multipart/form-data":
                 beside_files = f"{request.max_form_memory_size} of them beside files"
                 detail += f" in {request.max_form_parts} parts, {beside_files}"
-            return blamed(413, "body", detail, headers)
+            return blamed(413, "body", detail, headers=headers)
         case _:
             detail = error.description or http.HTTPStatus(status).phrase
     return ProblemError(status, detail, headers=headers)

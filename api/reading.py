@@ -54,7 +54,7 @@ def _refuse_encodings(request: Request) -> None:
     if all(encoding.strip() in ("", "identity") for encoding in encodings):
         return
     detail = "must be identity, or left out: send the body uncompressed"
-    raise blamed(415, "Content-Encoding", detail, {"Accept-Encoding": "identity"})
+    raise blamed(415, "Content-Encoding", detail, headers={"Accept-Encoding": "identity"})
 
 
 def _read_json_body(request: Request) -> bytes:
@@ -94,7 +94,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     Raises `ProblemError` 400, 413, or 422 for JSON that is no object.
     """
     if len(data) > MAX_JSON_BYTES:
-        raise blamed(413, where, f"must have at most {MAX_JSON_BYTES} bytes of JSON", {})
+        raise blamed(413, where, f"must have at most {MAX_JSON_BYTES} bytes of JSON")
     try:
         value = json.loads(data.decode(), parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates)
         json.dumps(value, ensure_ascii=False).encode()

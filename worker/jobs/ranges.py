@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic.fields import FieldInfo
 
+from omnivoice.parameters import Bounds
+
 
 def numbers_of(field: FieldInfo) -> str | None:
     """ "a whole number from 1 to 128", or None for a field that is not bounded on both sides."""
@@ -15,13 +17,9 @@ def numbers_of(field: FieldInfo) -> str | None:
     }
     match bounds:
         case {"ge": low, "le": high}:
-            span = f"from {_shown(low)} to {_shown(high)}"
+            span = str(Bounds(low, high))
         case {"gt": low, "le": high}:
-            span = f"more than {_shown(low)} and at most {_shown(high)}"
+            span = f"more than {low} and at most {high}"
         case _:
             return None
     return ("a whole number " if field.annotation in (int, int | None) else "a number ") + span
-
-
-def _shown(number: float) -> str:
-    return f"{number:g}" if isinstance(number, float) else str(number)
