@@ -46,9 +46,9 @@ class CodecRecipe:
     hidden: int
     codebook_dim: int
     batch: int
-    down: tuple[int, ...]
-    up: tuple[int, ...]
     phases: tuple[CodecPhase, ...]
+    down: tuple[int, ...] = (3, 4, 8, 5, 2)
+    up: tuple[int, ...] = (8, 5, 8, 3)
     frames: int = 32
 
 
@@ -123,8 +123,6 @@ FULL = Recipe(
         hidden=64,
         codebook_dim=12,
         batch=64,
-        down=(3, 4, 8, 5, 2),
-        up=(8, 5, 8, 3),
         phases=(
             CodecPhase(9_000, num_parts=28, learning_rate=8e-4, hold=0.5, spared=0.5),
             CodecPhase(10_400, num_parts=56, learning_rate=7.2e-4, hold=0.0, spared=0.25),
@@ -150,8 +148,6 @@ TINY = Recipe(
         hidden=16,
         codebook_dim=4,
         batch=2,
-        down=(3, 4, 8, 5, 2),
-        up=(8, 5, 8, 3),
         phases=(
             CodecPhase(16, num_parts=1, learning_rate=8e-4, hold=0.5, spared=0.5),
             CodecPhase(8, num_parts=2, learning_rate=8e-4, hold=0.0, spared=0.5),
