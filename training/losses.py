@@ -35,16 +35,19 @@ class SpectralLoss(nn.Module):
     def forward(self, found: Tensor, wanted: Tensor) -> Tensor:
         loss = found.new_zeros(())
         for size in FFT_SIZES:
-            window, mel, floor = (self.get_buffer(f"{name}{size}") for name in ("window", "mel", "floor"))
-            both = torch.stft(
-                torch.cat([found, wanted]), size, size // 4, window=window, return_complex=True, pad_mode="constant"
-            )
-            magnitude = (both.real.square() + both.imag.square() + 1e-12).sqrt() * (4 / size)
-            above = magnitude + floor
-            for values, weight in ((mel @ above, 1.0), (above, STFT_WEIGHT)):
-                ours, theirs = values.log().chunk(2)
-                loss = loss + weight * F.l1_loss(ours, theirs) / len(FFT_SIZES)
+            ours = self._log_bands(found, size)
+            with torch.no_grad():
+                theirs = self._log_bands(wanted, size)
+            for mine, other, weight in zip(ours, theirs, (1.0, STFT_WEIGHT), strict=True):
+                loss = loss + weight * F.l1_loss(mine, other) / len(FFT_SIZES)
         return loss
+
+    def _log_bands(self, waveform: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Log-mel and log magnitudes of (batch, samples) at one scale, each (batch, bands or bins, frames)."""
+        window, mel, floor = (self.get_buffer(f"{name}{size}") for name in ("window", "mel", "floor"))
+        bins = torch.stft(waveform, size, size // 4, window=window, return_complex=True, pad_mode="constant")
+        above = (bins.real.square() + bins.imag.square() + 1e-12).sqrt() * (4 / size) + floor
+        return (mel @ above).log(), above.log()
 
 
 def mel_filters(size: int, bands: int) -> Tensor:
