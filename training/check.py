@@ -9,7 +9,7 @@ import importlib.util
 import json
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,9 +127,8 @@ def speaking(
     sentences: int,
     params: SamplingParams,
     recogniser: Recogniser | None,
-) -> dict[str, str]:
+) -> Iterator[dict[str, str]]:
     """Every voice by its instruct items, saying held-out lines; beside it, its teacher, alone and through the codec."""
-    figures = {}
     lines = clips.lines[:sentences]
     for (name, items), own in zip(VOICES.items(), clips.by_voice, strict=True):
         design = ", ".join(items)
@@ -137,12 +136,13 @@ def speaking(
         spoken = {"": generate(engine, requests)} if engine else {}
         spoken[", its teacher"] = own[:sentences]
         spoken[", its teacher through the codec"] = [codec.decode(codec.encode(clip)) for clip in own[:sentences]]
+        figures = {}
         for who, waveforms in spoken.items():
             pitch = statistics.median(map(median_pitch, waveforms[:20]))
             figures[f"{name}{who}: median pitch"] = f"{pitch:.0f} Hz"
             if recogniser is not None:
                 figures[f"{name}{who}: words wrong"] = word_error_rate(lines, waveforms, recogniser)
-    return figures
+        yield figures
 
 
 def cloning(engine: Engine, clips: Clips, trials: int, params: SamplingParams) -> dict[str, str]:
@@ -179,12 +179,15 @@ def run(
     figures = {"held-out sentences, steps": f"{sentences}, {num_step}"}
     if sentences:
         codec = Codec.from_folder(checkpoint, device)
-        figures |= speaking(engine, codec, clips, sentences, params, recogniser)
+        for of_one in speaking(engine, codec, clips, sentences, params, recogniser):
+            stage.log(**of_one)
+            figures |= of_one
     if trials and engine:
-        figures |= cloning(engine, clips, trials, params)
+        cloned = cloning(engine, clips, trials, params)
+        stage.log(**cloned)
+        figures |= cloned
     if sentences and recogniser is None:
         stage.log(note="words were not counted: faster-whisper is not installed here")
-    stage.log(**figures)
     with replacing(stage.work / "check.json") as path:
         path.write_text(json.dumps(figures, indent=1), encoding="utf-8")
     return True
