@@ -25,7 +25,7 @@ FINAL = ("succeeded", "failed", "cancelled", "expired")
 TIMINGS = ("queued", "batched", "generated", "decoded", "uploaded")
 
 ABOUT_DEMO_MODEL = """\
-The voice is checkpoints/demo: a small model (17 MB, English, one voice) for evaluation only, see its NOTICE.md.
+The voice is checkpoints/demo: a small model of our own (17 MB, English, three voices), see its README.md.
 The published model speaks some 600 languages and clones voices from a short clip:
     make demo OMNIVOICE_MODEL=k2-fsa/OmniVoice     (a download of several GB; a GPU is advised)
 Its weights are CC-BY-NC, not for commercial use; its audio codec has a community licence of its own."""

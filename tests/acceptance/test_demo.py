@@ -114,7 +114,7 @@ def test_demo_speaks_the_sentence_and_leaves_nothing_behind(stack: LocalStack, t
     assert stack.own_processes() == []
     assert stack.processes("demo") == {}
     assert re.search(r"^object +s3://omnivoice/audio/job_\w+/\S+\.wav$", result.stdout, re.MULTILINE)
-    assert "evaluation only" in result.stdout
+    assert "three voices" in result.stdout
     assert "OMNIVOICE_MODEL=k2-fsa/OmniVoice" in result.stdout
     with wave.open(str(target)) as audio:
         assert (audio.getframerate(), audio.getnchannels(), audio.getsampwidth()) == (24_000, 1, 2)

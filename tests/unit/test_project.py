@@ -123,4 +123,4 @@ def test_wheel_leaves_the_checkpoint_and_the_local_stack_out() -> None:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
     packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
     assert not any(pattern.startswith(("checkpoints", "infra", "tests")) for pattern in packages)
-    assert (CHECKOUT / "checkpoints" / "demo" / "NOTICE.md").is_file()
+    assert (CHECKOUT / "checkpoints" / "demo" / "README.md").is_file()
