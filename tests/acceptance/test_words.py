@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -24,12 +25,13 @@ MOST_WRONG = 0.25
 PITCHES = (171.0, 103.0, 129.0)
 """Median of the three voices' own recordings, in Hz, in the order of `training.recipe.VOICES`."""
 JOB_SECONDS = 70.0
-DEADLINE_SECONDS = 4
-"""Of a step. All steps of a long text take longer."""
+DEADLINE_SECONDS, MANY_STEPS = 12, 96
+"""Of a step. All steps of a long text take longer, also on quick cores; decoding it does not, also on slow ones."""
 
 pytestmark = [pytest.mark.redis, pytest.mark.s3]
 
 
+@pytest.mark.timeout(400)
 def test_ten_sentences_are_understood(environment: dict[str, str], tmp_path: Path) -> None:
     wanted = utterances(SHORT)[:NUM_SENTENCES]
     engine = {"synthesizer": "engine", "model": DEMO_CHECKPOINT, "device": "cpu"}
@@ -55,8 +57,19 @@ def test_ten_sentences_are_understood(environment: dict[str, str], tmp_path: Pat
     assert wrong <= MOST_WRONG * said, [(one.spoken, text) for one, text in zip(wanted, heard, strict=True)]
 
 
+def end_of(client: httpx.Client, job: dict[str, str]) -> dict[str, Any]:
+    """The job as it is after at most three long polls: slow cores take a minute for a long text."""
+    for _ in range(3):
+        found: dict[str, Any] = (
+            client.get(f"/v1/jobs/{job['id']}", headers={"Prefer": "wait=60"}).raise_for_status().json()
+        )
+        if found["status"] not in ("queued", "running"):
+            break
+    return found
+
+
 def audio_of(client: httpx.Client, job: dict[str, str]) -> bytes:
-    ended = client.get(f"/v1/jobs/{job['id']}", headers={"Prefer": "wait=60"}).raise_for_status().json()
+    ended = end_of(client, job)
     assert ended["status"] == "succeeded", ended
     return client.get(f"/v1/jobs/{job['id']}/audio").raise_for_status().content
 
@@ -80,7 +93,11 @@ def assert_a_clone_has_the_pitch_of_its_clip(client: httpx.Client, transcript: s
 
 
 def assert_much_to_say_is_nothing_that_hangs(client: httpx.Client, text: str) -> None:
-    job = client.post("/v1/jobs", json={"text": text, "language": "en", "seed": 1}).raise_for_status().json()
-    ended = client.get(f"/v1/jobs/{job['id']}", headers={"Prefer": "wait=60"}).raise_for_status().json()
+    job = (
+        client.post("/v1/jobs", json={"text": text, "language": "en", "seed": 1, "num_step": MANY_STEPS})
+        .raise_for_status()
+        .json()
+    )
+    ended = end_of(client, job)
     assert (ended["status"], ended["attempts"]) == ("succeeded", 1), ended
     assert ended["result"]["timings"]["generated_ms"] > 1000 * DEADLINE_SECONDS
