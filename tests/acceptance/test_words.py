@@ -20,8 +20,8 @@ from infra.local.environment import DEMO_CHECKPOINT
 from training.check import PITCH_TOLERANCE, median_pitch
 
 NUM_SENTENCES = 10
-MOST_WRONG = 0.25
-"""Of 66 words: with six sets of seeds 6 to 13 were wrong, with this one 6."""
+MOST_WRONG = 0.15
+"""Of 66 words: with these seeds 6 are wrong in float32, on a CPU as on an H200; with five other sets 6 to 13."""
 PITCHES = (171.0, 103.0, 129.0)
 """Median of the three voices' own recordings, in Hz, in the order of `training.recipe.VOICES`."""
 JOB_SECONDS = 70.0
@@ -60,9 +60,8 @@ def test_ten_sentences_are_understood(environment: dict[str, str], tmp_path: Pat
 def end_of(client: httpx.Client, job: dict[str, str]) -> dict[str, Any]:
     """The job as it is after at most three long polls: slow cores take a minute for a long text."""
     for _ in range(3):
-        found: dict[str, Any] = (
-            client.get(f"/v1/jobs/{job['id']}", headers={"Prefer": "wait=60"}).raise_for_status().json()
-        )
+        polled = client.get(f"/v1/jobs/{job['id']}", headers={"Prefer": "wait=60"})
+        found: dict[str, Any] = polled.raise_for_status().json()
         if found["status"] not in ("queued", "running"):
             break
     return found
@@ -93,11 +92,7 @@ def assert_a_clone_has_the_pitch_of_its_clip(client: httpx.Client, transcript: s
 
 
 def assert_much_to_say_is_nothing_that_hangs(client: httpx.Client, text: str) -> None:
-    job = (
-        client.post("/v1/jobs", json={"text": text, "language": "en", "seed": 1, "num_step": MANY_STEPS})
-        .raise_for_status()
-        .json()
-    )
-    ended = end_of(client, job)
+    body = {"text": text, "language": "en", "seed": 1, "num_step": MANY_STEPS}
+    ended = end_of(client, client.post("/v1/jobs", json=body).raise_for_status().json())
     assert (ended["status"], ended["attempts"]) == ("succeeded", 1), ended
     assert ended["result"]["timings"]["generated_ms"] > 1000 * DEADLINE_SECONDS
