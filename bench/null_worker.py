@@ -63,7 +63,9 @@ class NullSynthesizer:
     def take_generated(self) -> list[str]:
         return []
 
-    def notify_finished(self, callback: Callable[[], None] | None) -> None:
+    def notify_finished(
+        self, callback: Callable[[], None] | None, on_progress: Callable[[], None] | None = None
+    ) -> None:
         """Nothing is ever finished beside the steps."""
 
     def abort(self, request_id: str) -> None:

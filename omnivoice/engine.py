@@ -150,13 +150,16 @@ class Engine:
         generated, self._generated = self._generated, []
         return generated
 
-    def notify_finished(self, callback: Callable[[], None] | None) -> None:
+    def notify_finished(
+        self, callback: Callable[[], None] | None, on_progress: Callable[[], None] | None = None
+    ) -> None:
         """Have `callback` called, from another thread, whenever a result waits to come out of `step`.
 
-        Who is told does not want to wait: `step` never waits then.
+        Who is told does not want to wait: `step` never waits then. `on_progress` tells, in the same way, that a part
+        of what is being finished is done: a long text has many.
         """
         self._is_notified = callback is not None
-        self._finisher.notify(callback)
+        self._finisher.notify(callback, on_progress)
 
     def step(self) -> list[tuple[str, SynthesisResult]]:
         """Run one unmasking step over all running requests; return those that have ended, with audio or an error.

@@ -75,6 +75,7 @@ class Finisher:
         self._waiting: deque[Unmasked] = deque()
         self._finished: deque[Finished] = deque()
         self._callback: Callable[[], None] | None = None
+        self._on_progress: Callable[[], None] | None = None
 
     def warm_up(self) -> None:
         """Have the decoder's kernels compiled, and chosen for every size of a pass, before a request needs them."""
@@ -84,10 +85,13 @@ class Finisher:
             self._executor.submit(lambda: None).result()
         self.take()
 
-    def notify(self, callback: Callable[[], None] | None) -> None:
-        """Have `callback` called, from the finisher's thread, whenever there is something to take."""
+    def notify(self, callback: Callable[[], None] | None, on_progress: Callable[[], None] | None = None) -> None:
+        """Have `callback` called, from the finisher's thread, whenever there is something to take.
+
+        `on_progress` is called, from there too, when a part of what waits has been decoded.
+        """
         with self._changed:
-            self._callback = callback
+            self._callback, self._on_progress = callback, on_progress
 
     def submit(self, requests: Iterable[Unmasked]) -> None:
         """Take requests over; their tensors must not be written to any more. Never waits."""
@@ -148,7 +152,8 @@ class Finisher:
             chunks = [chunk for request in requests for chunk in request.chunks]
             decoded = [chunk for request in requests if request.decodes for chunk in request.chunks]
             # A cell that stayed masked has no code. Its request fails, and must not read outside the codebook before.
-            waveforms = self._codec.decode_tensors([chunk.clamp_max(CODEBOOK_SIZE - 1) for chunk in decoded])
+            readable = [chunk.clamp_max(CODEBOOK_SIZE - 1) for chunk in decoded]
+            waveforms = self._codec.decode_tensors(readable, self._tell_progress)
             all_codes = to_host(torch.cat(chunks))
             samples = to_host(torch.cat(waveforms)) if waveforms else torch.empty(0)
             done = Mark(self._device, blocking=True)
@@ -156,6 +161,11 @@ class Finisher:
         done.wait()
         rows, sound = _split(all_codes.numpy(), chunks), _split(samples.numpy(), waveforms)
         return deque(np.ascontiguousarray(row.T, dtype=np.int64) for row in rows), deque(sound)
+
+    def _tell_progress(self) -> None:
+        with self._changed:
+            if self._on_progress is not None:
+                self._on_progress()
 
     def _hand_over(self, finished: Finished) -> None:
         with self._changed:

@@ -170,11 +170,16 @@ class Batcher:
             self._has_results = True
             self._changed.notify()
 
+    def _on_progress(self) -> None:
+        """Called by the synthesizer, from a thread of its own."""
+        with self._changed:
+            self._inside.note_finishing()
+
     # --- the batcher's thread ----------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         try:
-            self._synthesizer.notify_finished(self._on_finished)
+            self._synthesizer.notify_finished(self._on_finished, self._on_progress)
             while True:
                 self._loop()
         except Exception as error:

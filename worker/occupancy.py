@@ -15,7 +15,7 @@ class Occupant:
     """An entry in the synthesizer.
 
     `batch_size` is that of the largest batch that it was generated in, `moved_at` the monotonic time of the last step
-    that it ran in, or of its coming where it is.
+    that it ran in, of its coming where it is, or of the last part of the finishing.
     """
 
     entry: Entry
@@ -80,6 +80,11 @@ class Occupancy:
     def note_step(self) -> None:
         """A step has ended: what runs has moved."""
         for occupant in self._running.values():
+            occupant.moved_at = time.monotonic()
+
+    def note_finishing(self) -> None:
+        """A part of what is finishing is done. One follows another, so all have moved."""
+        for occupant in self._finishing.values():
             occupant.moved_at = time.monotonic()
 
     def finish(self, request_ids: Iterable[str]) -> None:

@@ -52,10 +52,13 @@ class Synthesizer(Protocol):
         They take no room in the batch any more, and come out of a later step.
         """
 
-    def notify_finished(self, callback: Callable[[], None] | None) -> None:
+    def notify_finished(
+        self, callback: Callable[[], None] | None, on_progress: Callable[[], None] | None = None
+    ) -> None:
         """Have `callback` called, from another thread, whenever a result waits to come out of `step`.
 
-        It must not call the synthesizer.
+        `on_progress` is called in the same way when a part of what is being finished is done, where it has parts that
+        follow one another. Neither must call the synthesizer.
         """
 
     def abort(self, request_id: str) -> None:
@@ -122,7 +125,9 @@ class ToneSynthesizer:
         generated, self._generated = self._generated, []
         return generated
 
-    def notify_finished(self, callback: Callable[[], None] | None) -> None:
+    def notify_finished(
+        self, callback: Callable[[], None] | None, on_progress: Callable[[], None] | None = None
+    ) -> None:
         with self._changed:
             self._callback = callback
 

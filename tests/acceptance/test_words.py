@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,17 @@ MOST_WRONG = 0.15
 """Of 66 words: with these seeds 6 are wrong in float32, on a CPU as on an H200; with five other sets 6 to 13."""
 PITCHES = (171.0, 103.0, 129.0)
 """Median of the three voices' own recordings, in Hz, in the order of `training.recipe.VOICES`."""
-JOB_SECONDS = 70.0
-DEADLINE_SECONDS, MANY_STEPS = 12, 96
-"""Of a step. All steps of a long text take longer, also on quick cores; decoding it does not, also on slow ones."""
+JOB_SECONDS = 240.0
+DEADLINE_SECONDS = 5
+"""Of a step, and of the decoding of a chunk."""
+MUCH_TO_SAY, TO_SAY = {"num_step": 96, "audio_chunk_duration": 5, "audio_chunk_threshold": 6}, 8
+"""So many steps for so many sentences take longer than the deadline on quick cores, and a minute on slow, busy ones; a
+step or a chunk takes a small part of it."""
 
 pytestmark = [pytest.mark.redis, pytest.mark.s3]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_ten_sentences_are_understood(environment: dict[str, str], tmp_path: Path) -> None:
     wanted = utterances(SHORT)[:NUM_SENTENCES]
     engine = {"synthesizer": "engine", "model": DEMO_CHECKPOINT, "device": "cpu"}
@@ -39,7 +43,7 @@ def test_ten_sentences_are_understood(environment: dict[str, str], tmp_path: Pat
     with (
         run_api(environment, tmp_path) as api,
         run_worker(environment, tmp_path / "worker.log", **engine),
-        httpx.Client(base_url=api.url, timeout=JOB_SECONDS, follow_redirects=True, trust_env=False) as client,
+        httpx.Client(base_url=api.url, timeout=70, follow_redirects=True, trust_env=False) as client,
     ):
         jobs = []
         for one in wanted:
@@ -49,7 +53,7 @@ def test_ten_sentences_are_understood(environment: dict[str, str], tmp_path: Pat
         assert_each_voice_has_its_pitch(audio)
         for one, clip in zip(wanted[:3], audio, strict=False):
             assert_a_clone_has_the_pitch_of_its_clip(client, one.spoken, clip)
-        assert_much_to_say_is_nothing_that_hangs(client, " ".join(one.text for one in utterances(SHORT)[:24]))
+        assert_much_to_say_is_nothing_that_hangs(client, " ".join(one.text for one in utterances(SHORT)[:TO_SAY]))
     hear = Recogniser()
     heard = [hear(one) for one in audio]
     wrong = sum(word_errors(one.spoken, text) for one, text in zip(wanted, heard, strict=True))
@@ -58,13 +62,12 @@ def test_ten_sentences_are_understood(environment: dict[str, str], tmp_path: Pat
 
 
 def end_of(client: httpx.Client, job: dict[str, str]) -> dict[str, Any]:
-    """The job as it is after at most three long polls: slow cores take a minute for a long text."""
-    for _ in range(3):
+    deadline = time.monotonic() + JOB_SECONDS
+    while True:
         polled = client.get(f"/v1/jobs/{job['id']}", headers={"Prefer": "wait=60"})
         found: dict[str, Any] = polled.raise_for_status().json()
-        if found["status"] not in ("queued", "running"):
-            break
-    return found
+        if found["status"] not in ("queued", "running") or time.monotonic() > deadline:
+            return found
 
 
 def audio_of(client: httpx.Client, job: dict[str, str]) -> bytes:
@@ -92,7 +95,7 @@ def assert_a_clone_has_the_pitch_of_its_clip(client: httpx.Client, transcript: s
 
 
 def assert_much_to_say_is_nothing_that_hangs(client: httpx.Client, text: str) -> None:
-    body = {"text": text, "language": "en", "seed": 1, "num_step": MANY_STEPS}
+    body = {"text": text, "language": "en", "seed": 1, **MUCH_TO_SAY}
     ended = end_of(client, client.post("/v1/jobs", json=body).raise_for_status().json())
     assert (ended["status"], ended["attempts"]) == ("succeeded", 1), ended
     assert ended["result"]["timings"]["generated_ms"] > 1000 * DEADLINE_SECONDS

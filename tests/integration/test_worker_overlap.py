@@ -31,10 +31,13 @@ class HeldSynthesizer(ToneSynthesizer):
         self.released: dict[str, threading.Event] = defaultdict(threading.Event)
         self.num_steps = 0
         self.tell: Callable[[], None] | None = None
+        self.tell_progress: Callable[[], None] | None = None
 
-    def notify_finished(self, callback: Callable[[], None] | None) -> None:
-        super().notify_finished(callback)
-        self.tell = callback
+    def notify_finished(
+        self, callback: Callable[[], None] | None, on_progress: Callable[[], None] | None = None
+    ) -> None:
+        super().notify_finished(callback, on_progress)
+        self.tell, self.tell_progress = callback, on_progress
 
     def hold(self, request: SynthesisRequest) -> None:
         self.finishing[request.text].set()
@@ -94,6 +97,22 @@ def test_next_window_is_generated_while_the_last_is_finished(held: HeldSynthesiz
     held.released["first"].set()
     outcomes = [first.result(SECONDS), second.result(SECONDS)]
     assert [outcome.batch_size for outcome in outcomes if isinstance(outcome, Synthesized)] == [1, 1]
+
+
+def test_each_part_that_is_finished_is_seen_by_the_watchdog(held: HeldSynthesizer) -> None:
+    batcher = make_batcher(held, max_wait_seconds=0.0)
+    outcome = batcher.submit(entry("long"))
+    held.wait_finishing("long")
+    let_it_look(batcher)
+    since = batcher.busy_since
+    assert since is not None
+    assert held.tell_progress is not None
+    held.tell_progress()
+    moved = batcher.busy_since
+    assert moved is not None
+    assert moved > since
+    held.released["long"].set()
+    audio_of(outcome.result(SECONDS))
 
 
 def test_what_is_finishing_takes_no_room_in_the_window(held: HeldSynthesizer) -> None:

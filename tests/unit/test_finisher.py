@@ -56,6 +56,16 @@ def test_results_come_in_order_with_their_owners(codec: Codec) -> None:
     assert finisher.take() == []
 
 
+def test_each_decoded_chunk_is_told_before_the_result(codec: Codec) -> None:
+    finisher = Finisher(codec, CPU)
+    told: list[str] = []
+    finisher.notify(lambda: told.append("result"), lambda: told.append("progress"))
+    finisher.submit([Unmasked("long", [chunk(4, n) for n in range(3)], PLAIN, None)])
+    finisher.submit([Unmasked("short", [chunk(2)], PLAIN, None)])
+    finished(finisher, 2)
+    assert told == ["progress"] * 3 + ["result", "progress", "result"] or told == ["progress"] * 4 + ["result"] * 2
+
+
 def test_a_request_with_a_masked_cell_fails_alone(codec: Codec) -> None:
     finisher = Finisher(codec, CPU)
     masked = chunk(5)
@@ -71,10 +81,10 @@ def test_out_of_memory_is_retried_one_by_one(codec: Codec, monkeypatch: pytest.M
     """The device holds 8 frames at a time: two requests of 5 go one after the other, one of 9 fails."""
     decode = Codec.decode_tensors
 
-    def small_device(self, codes):  # type: ignore[no-untyped-def]
+    def small_device(self, codes, on_pass):  # type: ignore[no-untyped-def]
         if sum(len(row) for row in codes) > 8:
             raise torch.cuda.OutOfMemoryError("no memory")
-        return decode(self, codes)
+        return decode(self, codes, on_pass)
 
     monkeypatch.setattr(Codec, "decode_tensors", small_device)
     finisher = Finisher(codec, CPU)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -80,13 +80,14 @@ class Codec:
         ends = np.cumsum([length * HOP_LENGTH for length in lengths[:-1]], dtype=np.int64)
         return np.split(waveforms, ends)
 
-    def decode_tensors(self, codes: Sequence[Tensor]) -> list[Tensor]:
+    def decode_tensors(self, codes: Sequence[Tensor], on_pass: Callable[[], None] = lambda: None) -> list[Tensor]:
         """Codes (frames, 8), int32 or int64, on the codec's device → float32 (frames · 960,) there.
 
         Runs on the current stream and never waits for the device, so it cannot check: a code outside 0…1023 is
-        undefined behaviour. The waveforms are views of a buffer that those decoded in one pass share.
+        undefined behaviour. The waveforms are views of a buffer that those decoded in one pass share. `on_pass` is
+        called after each pass: on a CPU that of a row, on a GPU it is only queued then.
         """
-        return [waveform.float() for waveform in self._decoder.decode(codes)]
+        return [waveform.float() for waveform in self._decoder.decode(codes, on_pass)]
 
     def encode(self, waveform: Waveform) -> Codes:
         """Float32 (frames · 960,) at 24 kHz → codes int64 (8, frames). Raises `ValueError` for anything else."""

@@ -8,7 +8,7 @@ on its way. Nothing else is padded: short and long rows share a pass without was
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -165,10 +165,10 @@ class WaveformDecoder:
             # The tables were computed on this thread's stream; those that decode may be others.
             torch.cuda.current_stream(self.device).synchronize()
 
-    def decode(self, rows: Sequence[Tensor]) -> list[Tensor]:
+    def decode(self, rows: Sequence[Tensor], on_pass: Callable[[], None] = lambda: None) -> list[Tensor]:
         """Codes (frames, 8) on the device → waveforms (frames · 960,) there, views of their pass.
 
-        Runs on the current stream and never waits for it.
+        Runs on the current stream and never waits for it. `on_pass` is called after each pass.
         """
         waveforms = []
         lengths = [len(row) for row in rows]
@@ -180,6 +180,7 @@ class WaveformDecoder:
                 hop = len(waveform) // num_frames
                 for row, start in zip(members, plan.starts, strict=True):
                     waveforms.append(waveform[start * hop : (start + len(row)) * hop])
+                on_pass()
         return waveforms
 
     def decode_frames(self, codes: Tensor) -> Tensor:
