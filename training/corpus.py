@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from omnivoice.text import estimate_frames
 from training.stage import Stage, replacing
 from training.text import Line, read_lines
 
@@ -56,6 +57,14 @@ class Corpus:
         """Those of one voice, of the lines that are learnt from or of those that are not."""
         kept = np.array([line.is_held_out == held_out for line in self.lines])
         return np.flatnonzero((self.table[:, 1] == voice) & kept[self.table[:, 0]])
+
+    def by_pace(self, voice: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Utterances of a voice to learn from, and their paces, which rise: frames over what the length rule gives."""
+        utterances = self.utterances(voice)
+        estimates = np.array([estimate_frames(self.line(one).written) for one in utterances])
+        paces = self.table[utterances, 3] / estimates
+        order = np.argsort(paces, kind="stable")
+        return utterances[order], paces[order]
 
 
 def write_codes(path: Path, codes: NDArray[np.int16], table: NDArray[np.int32]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from omnivoice.model.tokenizer import PromptTokenizer
-from omnivoice.parameters import CODEBOOK_SIZE, NUM_CODEBOOKS
+from omnivoice.parameters import CODEBOOK_SIZE, NUM_CODEBOOKS, SamplingParams
 from omnivoice.text import combine_text
 from training.corpus import Corpus
 from training.recipe import DEFAULT_VOICE, SEED, VOICES, GeneratorRecipe, Phase
@@ -22,9 +22,15 @@ from training.recipe import DEFAULT_VOICE, SEED, VOICES, GeneratorRecipe, Phase
 MASK = CODEBOOK_SIZE
 IGNORED = -100
 """Label of a cell that is not asked for."""
+GENERATION = SamplingParams()
+GENERATION_SHARE = 0.8
+"""Of the documents that are masked as at a step of generation with its usual parameters."""
 UNCONDITIONAL_SHARE = 0.12
 REFERENCE_SHARE = 0.3
 LANGUAGE_SHARE = 0.6
+PACE_TOLERANCE = 1.01
+"""The utterances of a document, and of what it is told of the voice, differ in pace by at most this factor: how much of
+its text is said when is then what the length rule tells, as it is where the model is asked to speak."""
 INSTRUCT_SHARE = 0.6
 """Of the documents without a reference in the default voice; the other voices always need telling."""
 
@@ -108,26 +114,36 @@ class Documents(Dataset[Batch]):
         raise IndexError(step)
 
     def document(self, phase: Phase, rng: np.random.Generator) -> Document:
-        """Draw a voice, what it says, what it is told beforehand, and how much of it is masked."""
+        """Draw a voice and a pace, what it says, what it is told beforehand, and how much of it is masked."""
         voice = int(rng.integers(len(VOICES)))
-        text, target = self._utterances(voice, phase, rng)
-        masked = rng.random(target.shape) < rng.random()
+        alike = self.of_one_pace(voice, rng)
+        text, target = self._joined(alike, phase, rng)
+        masked = rng.random(target.shape) < masked_shares(rng)
         masked[rng.integers(len(masked)), rng.integers(NUM_CODEBOOKS)] = True
         if rng.random() < UNCONDITIONAL_SHARE:
             return Document([], target[:0], target, masked)
         language = "en" if rng.random() < LANGUAGE_SHARE else None
         if rng.random() < REFERENCE_SHARE:
-            ref_text, reference = self._utterances(voice, phase, rng)
+            ref_text, reference = self._joined(alike, phase, rng)
             ids = self._tokenizer.prompt(combine_text(text, ref_text), language, None, denoise=True)
             return Document(ids, reference, target, masked)
         instruct = self._instruct(voice, rng)
         ids = self._tokenizer.prompt(combine_text(text), language, instruct, denoise=False)
         return Document(ids, target[:0], target, masked)
 
-    def _utterances(self, voice: int, phase: Phase, rng: np.random.Generator) -> tuple[str, NDArray[np.int16]]:
-        """Up to `max_utterances` of one voice, as a speaker would join them: text, codes (frames, 8)."""
+    def of_one_pace(self, voice: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """The utterances of a voice whose pace is that of one that is drawn."""
+        utterances, paces = self._by_pace[voice]
+        pace = paces[rng.integers(len(paces))]
+        first, end = np.searchsorted(paces, (pace / PACE_TOLERANCE, pace * PACE_TOLERANCE))
+        return utterances[first:end]
+
+    def _joined(
+        self, utterances: NDArray[np.int64], phase: Phase, rng: np.random.Generator
+    ) -> tuple[str, NDArray[np.int16]]:
+        """Up to `max_utterances` of these, as a speaker would join them: text, codes (frames, 8)."""
         number = int(rng.integers(1, phase.max_utterances + 1))
-        chosen = [int(utterance) for utterance in rng.choice(self._by_voice[voice], number)]
+        chosen = [int(utterance) for utterance in rng.choice(utterances, number)]
         frames = np.cumsum(self._corpus.table[chosen, 2])
         chosen = chosen[: max(1, int((frames <= phase.max_frames).sum()))]
         codes = [self._corpus.of(one, is_last=index == len(chosen) - 1) for index, one in enumerate(chosen)]
@@ -146,12 +162,44 @@ class Documents(Dataset[Batch]):
         return Corpus.read(self._work)
 
     @cached_property
-    def _by_voice(self) -> list[NDArray[np.int64]]:
-        return [self._corpus.utterances(voice) for voice in range(len(VOICES))]
+    def _by_pace(self) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+        """Of each voice its utterances and their paces, the slowest last."""
+        return [self._corpus.by_pace(voice) for voice in range(len(VOICES))]
 
     @cached_property
     def _tokenizer(self) -> PromptTokenizer:
         return PromptTokenizer.from_folder(self._work, self._recipe.text_vocab)
+
+
+def masked_shares(rng: np.random.Generator) -> NDArray[np.float64]:
+    """How much of each codebook of a document is masked, (8,): as at some step of generation, or as much of each.
+
+    Two thirds of the steps see little but a part of the first book, and choose the words; where each share of all cells
+    is as likely, and of each book alike, few documents are like that.
+    """
+    if rng.random() >= GENERATION_SHARE:
+        return np.full(NUM_CODEBOOKS, rng.random())
+    x, shift = rng.random(), GENERATION.t_shift
+    return 1 - unmasked_shares(shift * x / (1 + (shift - 1) * x))  # the schedule of `omnivoice.text.schedule`
+
+
+def unmasked_shares(total: float) -> NDArray[np.float64]:
+    """How much of each codebook generation has unmasked, (8,), once it has `total` of all cells.
+
+    It takes the cells of the highest confidence, less a penalty that grows with the book, and with Gumbel noise: of
+    cells of one confidence, one whose score is lower by a temperature is taken e times as seldom.
+    """
+    rates, times, totals = _unmasking()
+    found: NDArray[np.float64] = 1 - np.exp(-np.interp(total, totals, times) * rates)
+    return found
+
+
+@cache
+def _unmasking() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """How fast each codebook's cells go, (8,); points in time, and the share of all cells that is unmasked by then."""
+    rates = np.exp(-np.arange(NUM_CODEBOOKS) * GENERATION.layer_penalty_factor / GENERATION.position_temperature)
+    times = np.geomspace(1e-4, 1e6, 2_000)
+    return rates, times, (1 - np.exp(-times[:, None] * rates)).mean(1)
 
 
 def pack(documents: list[Document], phase: Phase) -> Batch:

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from torch import Tensor
 
 from omnivoice.attention import pick_attention
-from omnivoice.model.backbone import Backbone
+from omnivoice.model.backbone import Backbone, Layer
 from omnivoice.model.config import ModelConfig
 from omnivoice.model.tokenizer import CONTROL_TOKENS
 from omnivoice.packing import Packing
@@ -154,10 +154,32 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 class TrainedBackbone(Backbone):
-    """The engine's backbone with torch's own norm, which keeps less for the way back."""
+    """The engine's backbone with torch's own norm, which keeps less for the way back; on a GPU, its layers compiled.
+
+    What a layer does beside its products is a third of a step where every operation is a kernel of its own.
+    """
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+
+    def _pass(self, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> Tensor:
+        run = _compiled_pass if hidden.is_cuda else Backbone._pass
+        return run(self, layer, hidden, cos, sin, packing)
+
+    def cross_entropies(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Of rows (frames, hidden) and what they should have said, (frames, 8); zeros where nothing is asked for."""
+        run = _compiled_cross_entropies if hidden.is_cuda else _cross_entropies
+        return run(self, hidden, labels)
+
+
+def _cross_entropies(backbone: Backbone, hidden: Tensor, labels: Tensor) -> Tensor:
+    logits = backbone.logits(hidden, slice(None)).flatten(0, 1)
+    return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none").view_as(labels)
+
+
+# Compiled once for each phase, when it is first called: all layers are one function of their weights.
+_compiled_pass = torch.compile(Backbone._pass, fullgraph=True, dynamic=False)
+_compiled_cross_entropies = torch.compile(_cross_entropies, fullgraph=True, dynamic=False)
 
 
 class Trainer:
@@ -232,8 +254,7 @@ class Trainer:
         backbone = TrainedBackbone(self.config, weights, self.attention)
         rows = torch.cat([backbone.embed_text(text), backbone.embed_audio(audio)]).index_select(0, order)
         hidden = backbone.forward(rows, Packing(self._lengths, offsets, positions)).index_select(0, targets)
-        logits = backbone.logits(hidden, slice(None)).flatten(0, 1)
-        cells = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none").view_as(labels)
+        cells = backbone.cross_entropies(hidden, labels)
         return cells.sum(0) / (labels != IGNORED).sum(0).clamp_min(1)
 
     def share(self, index: int) -> float:

@@ -117,9 +117,7 @@ class Backbone:
         """Run all layers and the last norm over packed rows (T, hidden)."""
         cos, sin = (angles[:, None] for angles in self.rotary(packing.positions, self.norm.dtype))
         for layer in self.layers:
-            hidden = hidden + self._attend(layer, self._normed(hidden, layer.input_norm), cos, sin, packing)
-            gate, up = apart(functional.linear(self._normed(hidden, layer.ffn_norm), layer.gate_up))
-            hidden = hidden + functional.linear(functional.silu(gate) * up, layer.down)
+            hidden = self._pass(layer, hidden, cos, sin, packing)
         return self._normed(hidden, self.norm)
 
     def rotary(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,6 +132,13 @@ class Backbone:
         vocab = self.config.audio_vocab_size
         heads = self.heads.view(-1, vocab, hidden.shape[1])[codebooks]
         return functional.linear(hidden, heads.flatten(0, 1)).to(self.score_dtype).view(len(hidden), -1, vocab)
+
+    def _pass(
+        self, layer: Layer, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, packing: Packing
+    ) -> torch.Tensor:
+        hidden = hidden + self._attend(layer, self._normed(hidden, layer.input_norm), cos, sin, packing)
+        gate, up = apart(functional.linear(self._normed(hidden, layer.ffn_norm), layer.gate_up))
+        return hidden + functional.linear(functional.silu(gate) * up, layer.down)
 
     def _attend(
         self, layer: Layer, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, packing: Packing

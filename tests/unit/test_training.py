@@ -16,12 +16,22 @@ from omnivoice.audio.resample import resample
 from omnivoice.model.codec import Codec
 from omnivoice.model.config import ModelConfig
 from omnivoice.parameters import HOP_LENGTH, SAMPLE_RATE
-from omnivoice.text import estimate_frames
+from omnivoice.sampling import RowParams, pick_cells, position_scores
+from omnivoice.text import estimate_frames, unmask_counts
 from training.__main__ import GO_ON, main
 from training.check import is_sentence, median_pitch
 from training.codec import ENCODE_MULTIPLE, new_network, to_semantic, write_codec, write_configs
 from training.corpus import Corpus
-from training.documents import IGNORED, MASK, Documents, pack
+from training.documents import (
+    GENERATION_SHARE,
+    IGNORED,
+    MASK,
+    PACE_TOLERANCE,
+    Documents,
+    masked_shares,
+    pack,
+    unmasked_shares,
+)
 from training.export import TooLarge
 from training.export import run as export
 from training.generator import new_weights, orthogonal, write_config
@@ -264,6 +274,46 @@ def test_packed_documents_start_at_position_zero(work: Path) -> None:
     num_text = sum(len(document.prompt) for document in made)
     is_text = batch.order[: ends[19]] < phase.tokens
     assert batch.order[: ends[19]][is_text].tolist() == list(range(num_text))
+
+
+def test_a_document_keeps_one_pace(work: Path) -> None:
+    """What is joined may be drawn from utterances of one pace alone, and any utterance may be drawn."""
+    documents, corpus, rng = Documents(work, TINY.generator), Corpus.read(work), np.random.default_rng(1)
+    drawn: set[int] = set()
+    for _ in range(200):
+        alike = documents.of_one_pace(0, rng)
+        rates = [corpus.table[one, 3] / estimate_frames(corpus.line(one).written) for one in alike]
+        assert max(rates) <= PACE_TOLERANCE**2 * min(rates)
+        drawn |= set(alike.tolist())
+    assert drawn == set(corpus.utterances(0).tolist())
+
+
+def test_masks_are_like_those_of_generation() -> None:
+    """The engine's own schedule and choice of cells, where the model is equally sure of all of them."""
+    frames, steps, params = 400, 32, SamplingParams()
+    segment = torch.zeros(frames, dtype=torch.int64)
+    key, whole = torch.full((frames,), 7, dtype=torch.int64), torch.ones(frames)
+    rows = RowParams(
+        segment=segment,
+        frame=torch.arange(frames),
+        chunk=segment,
+        key_low=key,
+        key_high=key,
+        guidance_scale=whole * params.guidance_scale,
+        layer_penalty_factor=whole * params.layer_penalty_factor,
+        position_temperature=whole * params.position_temperature,
+        class_temperature=whole * params.class_temperature,
+    )
+    masked, totals = torch.ones(frames, 8, dtype=torch.bool), []
+    for step, count in enumerate(unmask_counts(frames, steps, params.t_shift)):
+        assert np.abs(unmasked_shares(totals[-1] if totals else 0.0) - (~masked).float().mean(0).numpy()).max() < 0.05
+        scores = position_scores(torch.zeros(frames, 8), rows, torch.full((frames,), step))
+        masked &= ~pick_cells(scores.where(masked, -torch.inf), segment, torch.tensor([count]))
+        totals.append(1 - float(masked.float().mean()))
+    rng = np.random.default_rng(1)
+    drawn = [1 - masked_shares(rng).mean() for _ in range(4_000)]
+    unmasked = GENERATION_SHARE * np.mean([0, *totals[:-1]]) + (1 - GENERATION_SHARE) / 2
+    assert np.mean(drawn) == pytest.approx(unmasked, abs=0.02)
 
 
 def test_quantising_in_training_is_the_engine_s(work: Path) -> None:
