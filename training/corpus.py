@@ -59,7 +59,7 @@ class Corpus:
         return np.flatnonzero((self.table[:, 1] == voice) & kept[self.table[:, 0]])
 
     def by_pace(self, voice: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Utterances of a voice to learn from, and their paces, which rise: frames over what the length rule gives."""
+        """Utterances of a voice to learn from, and their paces, which rise: voiced frames over the length rule's."""
         utterances = self.utterances(voice)
         estimates = np.array([estimate_frames(self.line(one).written) for one in utterances])
         paces = self.table[utterances, 3] / estimates

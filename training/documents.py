@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from omnivoice.model.tokenizer import PromptTokenizer
 from omnivoice.parameters import CODEBOOK_SIZE, NUM_CODEBOOKS, SamplingParams
 from omnivoice.text import combine_text
+from omnivoice.text.schedule import revealed_share
 from training.corpus import Corpus
 from training.recipe import DEFAULT_VOICE, SEED, VOICES, GeneratorRecipe, Phase
 
@@ -29,8 +30,8 @@ UNCONDITIONAL_SHARE = 0.12
 REFERENCE_SHARE = 0.3
 LANGUAGE_SHARE = 0.6
 PACE_TOLERANCE = 1.01
-"""The utterances of a document, and of what it is told of the voice, differ in pace by at most this factor: how much of
-its text is said when is then what the length rule tells, as it is where the model is asked to speak."""
+"""The utterances of a document, and of its reference, are within this factor of one pace: how much of its text is said
+when is then what the length rule tells, as it is where the model is asked to speak."""
 INSTRUCT_SHARE = 0.6
 """Of the documents without a reference in the default voice; the other voices always need telling."""
 
@@ -179,8 +180,7 @@ def masked_shares(rng: np.random.Generator) -> NDArray[np.float64]:
     """
     if rng.random() >= GENERATION_SHARE:
         return np.full(NUM_CODEBOOKS, rng.random())
-    x, shift = rng.random(), GENERATION.t_shift
-    return 1 - unmasked_shares(shift * x / (1 + (shift - 1) * x))  # the schedule of `omnivoice.text.schedule`
+    return 1 - unmasked_shares(float(revealed_share(np.float32(rng.random()), GENERATION.t_shift)))
 
 
 def unmasked_shares(total: float) -> NDArray[np.float64]:

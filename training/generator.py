@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +164,12 @@ class TrainedBackbone(Backbone):
         return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
     def _pass(self, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> Tensor:
-        run = _compiled_pass if hidden.is_cuda else Backbone._pass
+        run = compiled(Backbone._pass) if hidden.is_cuda else Backbone._pass
         return run(self, layer, hidden, cos, sin, packing)
 
     def cross_entropies(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Of rows (frames, hidden) and what they should have said, (frames, 8); zeros where nothing is asked for."""
-        run = _compiled_cross_entropies if hidden.is_cuda else _cross_entropies
+        run = compiled(_cross_entropies) if hidden.is_cuda else _cross_entropies
         return run(self, hidden, labels)
 
 
@@ -177,9 +178,11 @@ def _cross_entropies(backbone: Backbone, hidden: Tensor, labels: Tensor) -> Tens
     return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none").view_as(labels)
 
 
-# Compiled once for each phase, when it is first called: all layers are one function of their weights.
-_compiled_pass = torch.compile(Backbone._pass, fullgraph=True, dynamic=False)
-_compiled_cross_entropies = torch.compile(_cross_entropies, fullgraph=True, dynamic=False)
+@cache
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`function`, compiled when first called with a phase's shapes; all layers are one function of their weights."""
+    made: Callable[..., Tensor] = torch.compile(function, fullgraph=True, dynamic=False)
+    return made
 
 
 class Trainer:

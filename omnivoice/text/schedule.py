@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 NUM_CODEBOOKS = 8
+_Float32 = TypeVar("_Float32", np.float32, NDArray[np.float32])
 
 
 @lru_cache(maxsize=256)
@@ -26,6 +28,11 @@ def _timesteps(num_step: int) -> NDArray[np.float32]:
     return timesteps
 
 
+def revealed_share(x: _Float32, t_shift: float) -> _Float32:
+    """Return the share of all cells that is revealed once `x` of the steps are done, both from 0 to 1, in float32."""
+    return np.float32(t_shift) * x / (np.float32(1.0) + np.float32(t_shift - 1.0) * x)
+
+
 @lru_cache(maxsize=4096)
 def unmask_counts(frames: int, num_step: int, t_shift: float) -> tuple[int, ...]:
     """Return the number of cells that each of `num_step` steps unmasks; they sum to 8 · `frames`.
@@ -35,7 +42,7 @@ def unmask_counts(frames: int, num_step: int, t_shift: float) -> tuple[int, ...]
     of a short target may reveal nothing.
     """
     x = _timesteps(num_step)
-    revealed = (np.float32(t_shift) * x / (np.float32(1.0) + np.float32(t_shift - 1.0) * x)).astype(np.float64)
+    revealed = revealed_share(x, t_shift).astype(np.float64)
     num_cells = remaining = NUM_CODEBOOKS * frames
     counts = []
     for n in range(num_step - 1):

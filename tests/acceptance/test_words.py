@@ -28,7 +28,8 @@ PITCHES = (171.0, 103.0, 129.0)
 JOB_SECONDS = 240.0
 DEADLINE_SECONDS = 5
 """Of a step, and of the decoding of a chunk."""
-MUCH_TO_SAY, TO_SAY = {"num_step": 96, "audio_chunk_duration": 5, "audio_chunk_threshold": 6}, 8
+LONG_SENTENCES = 8
+LONG_PARAMETERS = {"num_step": 96, "audio_chunk_duration": 5, "audio_chunk_threshold": 6}
 """So many steps for so many sentences take longer than the deadline on quick cores, and a minute on slow, busy ones; a
 step or a chunk takes a small part of it."""
 
@@ -53,7 +54,9 @@ def test_ten_sentences_are_understood(environment: dict[str, str], tmp_path: Pat
         assert_each_voice_has_its_pitch(audio)
         for one, clip in zip(wanted[:3], audio, strict=False):
             assert_a_clone_has_the_pitch_of_its_clip(client, one.spoken, clip)
-        assert_much_to_say_is_nothing_that_hangs(client, " ".join(one.text for one in utterances(SHORT)[:TO_SAY]))
+        assert_much_to_say_is_nothing_that_hangs(
+            client, " ".join(one.text for one in utterances(SHORT)[:LONG_SENTENCES])
+        )
     hear = Recogniser()
     heard = [hear(one) for one in audio]
     wrong = sum(word_errors(one.spoken, text) for one, text in zip(wanted, heard, strict=True))
@@ -95,7 +98,7 @@ def assert_a_clone_has_the_pitch_of_its_clip(client: httpx.Client, transcript: s
 
 
 def assert_much_to_say_is_nothing_that_hangs(client: httpx.Client, text: str) -> None:
-    body = {"text": text, "language": "en", "seed": 1, **MUCH_TO_SAY}
+    body = {"text": text, "language": "en", "seed": 1, **LONG_PARAMETERS}
     ended = end_of(client, client.post("/v1/jobs", json=body).raise_for_status().json())
     assert (ended["status"], ended["attempts"]) == ("succeeded", 1), ended
     assert ended["result"]["timings"]["generated_ms"] > 1000 * DEADLINE_SECONDS
