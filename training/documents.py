@@ -27,7 +27,6 @@ GENERATION = SamplingParams()
 GENERATION_SHARE = 0.8
 """Of the documents that are masked as at a step of generation with its usual parameters."""
 UNCONDITIONAL_SHARE = 0.12
-REFERENCE_SHARE = 0.3
 LANGUAGE_SHARE = 0.6
 PACE_TOLERANCE = 1.01
 """The utterances of a document, and of its reference, are within this factor of one pace: how much of its text is said
@@ -124,7 +123,7 @@ class Documents(Dataset[Batch]):
         if rng.random() < UNCONDITIONAL_SHARE:
             return Document([], target[:0], target, masked)
         language = "en" if rng.random() < LANGUAGE_SHARE else None
-        if rng.random() < REFERENCE_SHARE:
+        if rng.random() < phase.referenced:
             ref_text, reference = self._joined(alike, phase, rng)
             ids = self._tokenizer.prompt(combine_text(text, ref_text), language, None, denoise=True)
             return Document(ids, reference, target, masked)
@@ -143,7 +142,7 @@ class Documents(Dataset[Batch]):
         self, utterances: NDArray[np.int64], phase: Phase, rng: np.random.Generator
     ) -> tuple[str, NDArray[np.int16]]:
         """Up to `max_utterances` of these, as a speaker would join them: text, codes (frames, 8)."""
-        number = int(rng.integers(1, phase.max_utterances + 1))
+        number = number_of_utterances(phase.max_utterances, rng)
         chosen = [int(utterance) for utterance in rng.choice(utterances, number)]
         frames = np.cumsum(self._corpus.table[chosen, 2])
         chosen = chosen[: max(1, int((frames <= phase.max_frames).sum()))]
@@ -170,6 +169,11 @@ class Documents(Dataset[Batch]):
     @cached_property
     def _tokenizer(self) -> PromptTokenizer:
         return PromptTokenizer.from_folder(self._work, self._recipe.text_vocab)
+
+
+def number_of_utterances(most: int, rng: np.random.Generator) -> int:
+    """From 1 to `most`, the more the more seldom: all numbers bring about as many rows to learn from."""
+    return int((most + 1) ** rng.random())
 
 
 def masked_shares(rng: np.random.Generator) -> NDArray[np.float64]:

@@ -56,7 +56,8 @@ class CodecRecipe:
 class Phase:
     """`steps` batches of `tokens` packed rows; a document has up to `max_utterances` and `max_frames` to speak.
 
-    Documents of more than `longest` rows are not taken.
+    Documents of more than `longest` rows are not taken. The share `referenced` of those with a prompt have a reference
+    voice.
     """
 
     steps: int
@@ -64,6 +65,7 @@ class Phase:
     max_utterances: int
     max_frames: int
     longest: int = 1_024
+    referenced: float = 0.3
 
     @property
     def frames(self) -> int:
@@ -135,7 +137,7 @@ FULL = Recipe(
         kv_heads=2,
         head_dim=64,
         ffn=384,
-        phases=(Phase(12_000, 32_768, 1, 500), Phase(12_000, 49_152, 7, 750, longest=2_048)),
+        phases=(Phase(6_000, 32_768, 1, 500), Phase(28_500, 49_152, 7, 750, longest=2_048, referenced=0.4)),
     ),
 )
 TINY = Recipe(

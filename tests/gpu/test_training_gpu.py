@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("default"),  # torch's compiler warns of its own imports and looks
 ]
 
 DEVICE = torch.device("cuda")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from training.documents import (
     PACE_TOLERANCE,
     Documents,
     masked_shares,
+    number_of_utterances,
     pack,
     unmasked_shares,
 )
@@ -286,6 +288,25 @@ def test_a_document_keeps_one_pace(work: Path) -> None:
         assert max(rates) <= PACE_TOLERANCE**2 * min(rates)
         drawn |= set(alike.tolist())
     assert drawn == set(corpus.utterances(0).tolist())
+
+
+def test_short_documents_have_as_many_rows_to_learn_from_as_long_ones() -> None:
+    rng, most = np.random.default_rng(1), 7
+    drawn = np.array([number_of_utterances(most, rng) for _ in range(20_000)])
+    assert set(drawn.tolist()) == set(range(1, most + 1))
+    shares = np.bincount(drawn, weights=drawn)[1:] / drawn.sum()
+    assert (abs(shares * most - 1) < 0.25).all(), "with all numbers as frequent, it were 0.25 to 1.75"
+    assert {number_of_utterances(1, rng) for _ in range(100)} == {1}
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_phase_says_how_many_documents_have_a_reference(work: Path, share: float) -> None:
+    documents, rng = Documents(work, TINY.generator), np.random.default_rng(1)
+    phase = replace(TINY.generator.phases[1], referenced=share)
+    made = [documents.document(phase, rng) for _ in range(40)]
+    with_prompt = [len(document.reference) > 0 for document in made if document.prompt]
+    assert len(with_prompt) > 20
+    assert with_prompt == [share == 1.0] * len(with_prompt)
 
 
 def test_masks_are_like_those_of_generation() -> None:
