@@ -26,7 +26,7 @@ DIGITS = tuple((_FOLDER / "digits.txt").read_text("utf-8").splitlines())
 _IN_DIGITS = re.compile(r"\{([^|}]*)\|([^}]*)\}")
 
 SHORT, JOINED, MINUTE, LONG, NUMBERS = "short", "joined", "40 s", "3 min", "digits"
-_MADE = {JOINED: (10, 11.0), MINUTE: (4, 38.0), LONG: (2, 176.0)}
+_MADE = {JOINED: (48, 11.0), MINUTE: (12, 38.0), LONG: (6, 176.0)}
 """How many longer texts there are, and the seconds by the engine's own estimate from which they are long enough."""
 KINDS = (SHORT, JOINED, MINUTE, LONG, NUMBERS)
 

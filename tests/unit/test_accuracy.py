@@ -56,7 +56,7 @@ def test_digits_are_held_out_and_read_as_they_should_be_spoken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "number", "low", "high"), [(JOINED, 10, 10, 16), (MINUTE, 4, 36, 50), (LONG, 2, 170, 190)]
+    ("kind", "number", "low", "high"), [(JOINED, 48, 10, 16), (MINUTE, 12, 36, 50), (LONG, 6, 170, 190)]
 )
 def test_longer_texts_have_the_length_of_their_kind(kind: str, number: int, low: float, high: float) -> None:
     texts = utterances(kind)
@@ -69,9 +69,9 @@ def test_longer_texts_have_the_length_of_their_kind(kind: str, number: int, low:
 def test_voices_take_turns_and_fewer_sentences_make_fewer_texts_of_all_kinds() -> None:
     designs = [one.instruct for one in utterances(SHORT)[:6]]
     assert designs == 2 * [", ".join(items) for items in VOICES.values()]
-    assert [len(utterances(kind, 30)) for kind in KINDS] == [30, 1, 1, 1, 5]
+    assert [len(utterances(kind, 30)) for kind in KINDS] == [30, 5, 2, 1, 5]
     names = [one.name for kind in KINDS for one in utterances(kind)]
-    assert len(set(names)) == len(names) == 366
+    assert len(set(names)) == len(names) == 416
 
 
 def test_agreement_counts_codes_codebooks_and_whole_utterances() -> None:
@@ -123,6 +123,11 @@ def test_numbers_are_right_in_digits_and_in_words_whatever_stands_beside_them() 
     assert numbers_right(dates, "on october third there where one thousand nine hundred twenty-six")
     assert not numbers_right(dates, "On October 3rd there were 1925 of us.")
     assert not numbers_right(dates, "There were 1926 of us.")
+    times = [("7:43 p.m.", "seven forty-three p.m.")]
+    for heard in ("Call me at 743 p.m.", "call me at 7:43 pm", "call me at seven forty-three p.m."):
+        assert numbers_right(times, heard)
+    for heard in ("Call me at 7.40 for p.m.", "Call me at 744 p.m.", "Call me at 1743 p.m.", "Call me at 743."):
+        assert not numbers_right(times, heard)
 
 
 def test_the_error_of_a_rate_is_over_sentences() -> None:
