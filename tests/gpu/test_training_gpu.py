@@ -22,8 +22,8 @@ pytestmark = [
 
 DEVICE = torch.device("cuda")
 BFLOAT16_LIMIT = 0.04
-"""Of a weight's gradient: both ways round to 8 bits of mantissa, and not at the same places. On a CPU, plain ones are up
-to 0.024 off float32's and compiled ones up to 0.019 off plain ones."""
+"""Of a weight's gradient: both ways round to 8 bits of mantissa, and not at the same places. On a CPU, plain ones are
+up to 0.024 off float32's and compiled ones up to 0.019 off plain ones."""
 
 
 def documents(count: int) -> list[Document]:
