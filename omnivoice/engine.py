@@ -211,6 +211,7 @@ class Engine:
             return
         self._executor.set_runs(runs)
         self._scheduler.running = list(runs)
+        self._finisher.is_alone = not runs
         for run in runs:
             run.batch_size = max(run.batch_size, len(runs))
 

@@ -22,7 +22,7 @@ from omnivoice.model.codec import Codec
 from omnivoice.model.codec.passes import PASS_SIZES
 from omnivoice.parameters import CODEBOOK_SIZE, NUM_CODEBOOKS, SamplingParams
 from omnivoice.request import Codes, VoicePrompt, Waveform
-from omnivoice.team import set_threads, threads_each
+from omnivoice.team import Team, set_threads, threads_each
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +61,16 @@ class Finished:
 class Finisher:
     """Decodes and finishes on one thread, whatever waits together at a time; results come in the order of submission.
 
-    The thread belongs to an executor, which ends it when the finisher is collected.
+    The thread belongs to an executor, which ends it when the finisher is collected. `is_alone` is the engine's to set:
+    while no step runs, a second thread decodes too, on a CPU of two.
     """
 
     def __init__(self, codec: Codec, device: torch.device) -> None:
         self._codec = codec
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.is_alone = True
+        self._team = Team.of_threads(torch.get_num_threads()) if device.type == "cpu" else Team()
         self._executor = ThreadPoolExecutor(
             1, "finisher", initializer=set_threads, initargs=(threads_each(torch.get_num_threads()),)
         )
@@ -86,9 +89,9 @@ class Finisher:
         self.take()
 
     def notify(self, callback: Callable[[], None] | None, on_progress: Callable[[], None] | None = None) -> None:
-        """Have `callback` called, from the finisher's thread, whenever there is something to take.
+        """Have `callback` called, from a thread of the finisher's, whenever there is something to take.
 
-        `on_progress` is called, from there too, when a part of what waits has been decoded.
+        `on_progress` is called, from such a thread too, when a part of what waits has been decoded; never both at once.
         """
         with self._changed:
             self._callback, self._on_progress = callback, on_progress
@@ -153,7 +156,7 @@ class Finisher:
             decoded = [chunk for request in requests if request.decodes for chunk in request.chunks]
             # A cell that stayed masked has no code. Its request fails, and must not read outside the codebook before.
             readable = [chunk.clamp_max(CODEBOOK_SIZE - 1) for chunk in decoded]
-            waveforms = self._codec.decode_tensors(readable, self._tell_progress)
+            waveforms = self._sound(readable)
             all_codes = to_host(torch.cat(chunks))
             samples = to_host(torch.cat(waveforms)) if waveforms else torch.empty(0)
             done = Mark(self._device, blocking=True)
@@ -161,6 +164,23 @@ class Finisher:
         done.wait()
         rows, sound = _split(all_codes.numpy(), chunks), _split(samples.numpy(), waveforms)
         return deque(np.ascontiguousarray(row.T, dtype=np.int64) for row in rows), deque(sound)
+
+    def _sound(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Decode rows. A CPU takes them one by one, so whoever of two is free may take the next: it sounds the same."""
+        if self._team.size == 1:
+            return self._codec.decode_tensors(rows, self._tell_progress)
+        waveforms = [torch.empty(0)] * len(rows)
+        waiting = iter(range(len(rows)))
+
+        def work(part: int, meet: Callable[[], None]) -> None:
+            while part == 0 or self.is_alone:
+                index = next(waiting, None)
+                if index is None:
+                    return
+                [waveforms[index]] = self._codec.decode_tensors([rows[index]], self._tell_progress)
+
+        self._team.run(work)
+        return waveforms
 
     def _tell_progress(self) -> None:
         with self._changed:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event, get_ident
 
 import numpy as np
 import pytest
@@ -23,6 +24,14 @@ SECONDS = 60.0
 @pytest.fixture(scope="module")
 def codec() -> Codec:
     return Codec.from_folder(DEMO)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 def chunk(frames: int, seed: int = 0) -> torch.Tensor:
@@ -64,6 +73,37 @@ def test_each_decoded_chunk_is_told_before_the_result(codec: Codec) -> None:
     finisher.submit([Unmasked("short", [chunk(2)], PLAIN, None)])
     finished(finisher, 2)
     assert told == ["progress"] * 3 + ["result", "progress", "result"] or told == ["progress"] * 4 + ["result"] * 2
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_second_thread_decodes_while_no_step_runs(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch, is_alone: bool
+) -> None:
+    decode = Codec.decode_tensors
+    rows = [chunk(frames, frames) for frames in (9, 2, 5, 30)]
+    one_by_one = []
+    finisher = Finisher(codec, CPU)
+    for row in rows:
+        finisher.submit([Unmasked(None, [row], PLAIN, None)])
+        one_by_one += finished(finisher, 1)
+    both = Barrier(2)
+    seen: set[int] = set()
+
+    def meeting(self, codes, on_pass):  # type: ignore[no-untyped-def]
+        if is_alone and get_ident() not in seen:
+            both.wait(SECONDS)
+        seen.add(get_ident())
+        return decode(self, codes, on_pass)
+
+    monkeypatch.setattr(Codec, "decode_tensors", meeting)
+    finisher.is_alone = is_alone
+    finisher.submit([Unmasked(n, [row], PLAIN, None) for n, row in enumerate(rows)])
+    found = finished(finisher, len(rows))
+    assert len(seen) == (2 if is_alone else 1)
+    assert [item.owner for item in found] == list(range(len(rows)))
+    for item, expected in zip(found, one_by_one, strict=True):
+        np.testing.assert_array_equal(item.waveform, expected.waveform)
 
 
 def test_a_request_with_a_masked_cell_fails_alone(codec: Codec) -> None:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 EXACT = {"enabled": True, "benchmark": False, "deterministic": True, "allow_tf32": False}
 """cuDNN's flags for encoding: a clip has the same codes every time."""
 
-ON_CPU = DecoderOptions(tabled=False, max_pass_frames=1)
-"""Sums in the network's own order, a pass for each row: a CPU gains nothing from shared ones."""
+ON_CPU = DecoderOptions(tabled=False, channels_last=True, max_pass_frames=1)
+"""Sums in the network's own order, a pass for each row, since a CPU gains nothing from shared ones, and its convolutions
+take a third less time with channels last."""
 
 
 class Codec:
