@@ -25,8 +25,8 @@ EXACT = {"enabled": True, "benchmark": False, "deterministic": True, "allow_tf32
 """cuDNN's flags for encoding: a clip has the same codes every time."""
 
 ON_CPU = DecoderOptions(tabled=False, channels_last=True, max_pass_frames=1)
-"""Sums in the network's own order, a pass for each row, since a CPU gains nothing from shared ones, and its convolutions
-take a third less time with channels last."""
+"""Sums in the network's own order, a pass for each row, since a CPU gains nothing from shared ones, and channels last,
+with which its convolutions take a third less time."""
 
 
 class Codec:
